@@ -4,10 +4,10 @@ when it is closed.
 The life of a single operation is in `operation`; the dispatcher of the loop makes sure that
 hooks run one at a time.
 
-The engine does not know the `Purgatory` object. The engine lives as long as operations wait, because
-they and the wheel refer to it, the purgatory as long as user code refers to it. So a purgatory that
-is dropped while operations wait warns at once; as one object it would be kept alive by their
-deadlines, for a minute or a day, and warn never.
+The engine does not refer to the `Purgatory` object. The engine lives as long as operations wait,
+because they and the wheel refer to it; the purgatory lives as long as user code refers to it. So a
+purgatory that is dropped while operations wait warns at once. As a single object, it would be kept
+alive by their deadlines, for a minute or a day, and never warn.
 """
 
 from asyncio import Future, Task, current_task, wait
@@ -55,13 +55,13 @@ from purgatory._core.watch_lists import (
 )
 
 SNAPSHOT: Final = 8192
-"""Keys that are copied at once when all operations are cancelled."""
+"""Number of keys copied at a time when all operations are cancelled."""
 
 
 @final
 @fields
 class Engine:
-    """A purgatory without the object that users hold: see `Purgatory` for the arguments."""
+    """The state of a `Purgatory`, without the user's object. See `Purgatory` for the arguments."""
 
     __slots__ = (
         "async_waits",
@@ -107,35 +107,35 @@ class Engine:
         self.loop: Any = UNBOUND
         self.time = loop_wheel.time
         self.dispatcher = Dispatcher(None)
-        """The dispatcher of the loop, once there is one."""
+        """The dispatcher of the loop, once bound to a loop."""
 
         self.closed = False
         self.has_limits = max_pending is not None
-        """Whether operations may be forbidden to wait."""
+        """Whether a limit or `closed` may forbid operations to wait."""
         self.is_debugging = False
-        """Whether hints were wanted when the purgatory was bound to its loop: asyncio's debug
-        mode."""
+        """Whether to log hints: whether asyncio's debug mode was on when the purgatory was bound to
+        its loop."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
         self.recent_missed_triggers: deque[
             tuple[str, tuple[Hashable, ...], float | None, float]
         ] = deque(maxlen=16)
-        """The last ones: the operation's kind, its keys, its timeout and its deadline."""
+        """The last missed triggers: kind, keys, timeout and deadline of the operation."""
         self.checks: dict[Hashable, KeyCheck] = {}
-        """Those that are queued or in progress, by key."""
+        """Checks queued or in progress, by key."""
         self.async_waits: dict[Future[None], Task[Any] | None] = {}
-        """For each wait with an asynchronous predicate, a future that is done when it is over, and
-        its task."""
+        """Waits with an asynchronous predicate: a future that is done at the end of the wait -> the
+        task of the wait."""
         self.notifier = OperationNotifier(name, observers, self.report) if observers else None
-        """Notifies the observers, if there are any."""
+        """Notifies the observers; None without observers."""
         self.idle_waiter: Future[None] | None = None
-        """For `closing`."""
+        """Used by `closing`."""
         self.inbox: ThreadsafeInbox[Hashable] = ThreadsafeInbox(
             loop_wheel, self._check_from_threads
         )
 
     def bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
-        one."""
+        loop."""
         if self.loop_wheel.bind(action, value, len(self.watchers), threadsafe):
             self.loop, self.time = self.loop_wheel.loop, self.loop_wheel.time
             self.dispatcher = dispatcher_of(self.loop)
@@ -148,8 +148,8 @@ class Engine:
             self.inbox.rebind()
 
     def report(self, message: str, error: BaseException | None) -> None:
-        """Passes an error in user code to the loop's exception handler. Does not raise: exits are
-        raised in the next iteration of the loop."""
+        """Passes an error in user code to the loop's exception handler. Does not raise: SystemExit
+        and KeyboardInterrupt are raised in the next iteration of the loop."""
         report(self.loop, f"{printable(self.name)}: {message}", error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise_later(self.loop, error)
@@ -157,13 +157,13 @@ class Engine:
     # -- starting to wait
 
     def validate(self, operation: Operation) -> None:
-        """Raises the reason why `operation` cannot be watched here, if there is one."""
+        """Raises an exception if `operation` cannot be watched here."""
         if self.closed:
             raise PurgatoryClosed(f"cannot watch {describe(operation)}: {self.name} is closed")
         if not isinstance(operation, DelayedOperation):
             raise TypeError(f"cannot watch {describe(operation)}: it is no DelayedOperation")
         try:
-            state_slot.__get__(operation)  # not as an attribute, which a subclass may make up
+            state_slot.__get__(operation)  # a subclass may override the attribute
         except AttributeError:
             raise TypeError(
                 f"cannot watch {describe(operation)}: its __init__ does not call super().__init__()"
@@ -178,7 +178,7 @@ class Engine:
         type(operation)._op_is_known = True
 
     def checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
-        """The checks that have other operations to try before a new one, which then waits."""
+        """The checks that must try other operations before a new operation, which then waits."""
         checks = [self._check_of(key) for key in (keys if type(keys) is tuple else (keys,))]
         return [
             check
@@ -187,29 +187,28 @@ class Engine:
         ]
 
     def _check_of(self, key: Hashable) -> KeyCheck | None:
-        """The check of `key` that is not over yet."""
+        """The unfinished check of `key`, or None."""
         check = self.checks.get(key)
         return None if check is None or check.is_done else check
 
     def key_being_checked(self, links: WatchLinks) -> Any:
-        """The first key of an operation, given its links, whose check is queued or in progress;
-        `NO_KEY` if there is none."""
+        """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
+        without such a key."""
         for key in keys_of(links) if self.checks else ():
             try:
                 if self._check_of(key) is not None:
                     return key
             except Exception:
-                continue  # a key that has changed is not found by a check either
+                continue  # checks do not find a changed key either
         return NO_KEY
 
     def may_wait(self, operation: Operation, when: float | None, now: float) -> bool:
-        """Whether a newcomer may wait until `when`. If it is too late for that, the newcomer is
-        ended.
+        """Whether a newcomer may wait until `when`. Ends the newcomer if it is too late.
 
         Raises:
             PurgatoryFull: `max_pending` operations are pending.
         """
-        if self.closed:  # by its own try
+        if self.closed:  # closed by the newcomer's own try
             self.claim(operation, CANCELLED)
             wake_waiters(operation)
         elif when is not None and when <= now and not operation._op_may_outlast():
@@ -223,8 +222,8 @@ class Engine:
         return operation._op_state is PENDING
 
     def undo_watch(self, operation: Operation) -> None:
-        """Forgets an operation that cannot wait: nothing has changed, and it can be watched
-        again. If it has ended meanwhile, its hooks follow."""
+        """Forgets an operation that cannot wait: its state is restored, and it can be watched again.
+        If it has ended meanwhile, its hooks follow."""
         self.leave(operation)
         if operation._op_state is PENDING:
             operation._op_home = operation._op_record = None
@@ -234,7 +233,7 @@ class Engine:
             self.dispatcher.continue_later()
 
     def finish_newcomer(self, operation: Operation) -> None:
-        """Finishes an operation that ended before it waited."""
+        """Finishes an operation that ended without waiting."""
         notifier = self.notifier
         if notifier is not None and notifier.wants_starts:
             notifier.started(operation)
@@ -272,7 +271,7 @@ class Engine:
         return True
 
     def leave(self, operation: Operation) -> None:
-        """Takes an operation out of the watch lists, if it is still there."""
+        """Removes an operation from the watch lists, if it is still in them."""
         links = operation._op_links
         if links is not UNWATCHED:
             operation._op_links = UNWATCHED
@@ -281,9 +280,9 @@ class Engine:
 
     @compiled
     def expire(self, operation: Operation) -> int:
-        """Ends an operation whose deadline has come: a last try, and only then expiry.
+        """Ends an operation at its deadline: by a last try, and only then by expiry.
 
-        If the last try completes it, that is a missed trigger, unless a check of one of its keys is
+        A completion by the last try counts as a missed trigger, unless a check of one of its keys is
         queued or in progress.
         """
         dispatcher, links = self.dispatcher, operation._op_links
@@ -295,8 +294,8 @@ class Engine:
             try_once(self, operation, key, is_last=True)
         finally:
             dispatcher.current = None
-            # More operations may be due in this iteration, so the work that the hooks have caused is
-            # left to the next one.
+            # More operations may be due in this iteration, so work caused by the hooks waits for the
+            # next iteration.
             dispatcher.continue_if_backlog()
         if was_pending and operation._op_state is COMPLETED and key is NO_KEY:
             self._count_missed_trigger(operation, keys_of(links))
@@ -316,8 +315,8 @@ class Engine:
     # -- checks
 
     def check(self, key: Hashable) -> int:
-        """Tries those that wait for `key`, a bounded amount now and the rest in the next
-        iterations. Returns how many completed now."""
+        """Tries the operations that wait for `key`, a bounded number now and the rest in the next
+        iterations. Returns the number completed now."""
         check = self._check_of(key)
         if check is not None:
             check.request_recheck()
@@ -332,8 +331,7 @@ class Engine:
         return completed
 
     def check_later(self, key: Hashable, from_thread: bool = False) -> None:
-        """Has `key` checked when the running hook has returned and everything that was deferred
-        earlier is done."""
+        """Queues a check of `key`, to run after the running hook and all work deferred earlier."""
         check = self._check_of(key)
         if check is not None:
             check.request_recheck()
@@ -345,13 +343,13 @@ class Engine:
         check.enqueue()
 
     def hint_similar_key(self, key: Hashable) -> int:
-        """In debug mode: logs a hint if a similar key of another type is watched. Returns 0, the
+        """In debug mode, logs a hint if a similar key of another type is watched. Returns 0, the
         number of completions."""
         logs.similar_key(self.name, key, self.by_key)
         return 0
 
     def discard_check(self, check: KeyCheck) -> None:
-        """A check is over."""
+        """Removes a finished check."""
         try:
             found = self.checks.pop(check.key, None)
             if found is not check and found is not None:
@@ -363,18 +361,16 @@ class Engine:
                     lambda each: self.checks.setdefault(each.key, each),
                 )
         except BaseException as error:
-            self.report(
-                f"cannot find the key {describe(check.key)} again, which was checked", error
-            )
+            self.report(f"cannot find the checked key {describe(check.key)} again", error)
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
-        """Checks the keys that other threads have requested."""
+        """Checks keys requested by other threads."""
         self._queue_from_threads(keys)
         if self.dispatcher.has_backlog:
             self.dispatcher.run_backlog()
 
     def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
-        """Queues checks of `keys`, a bounded number; returns how much work that was, in
+        """Queues checks of a bounded number of `keys`. Returns the amount of this work, in
         operations."""
         before, taken = len(self.checks), 0
         for key in keys:
@@ -391,7 +387,7 @@ class Engine:
     # -- cancelling
 
     def iter_cancel_key(self, key: Hashable) -> Iterator[tuple[Operation, int]]:
-        """As `iter_cancel`, of the operations that watch `key`."""
+        """Like `iter_cancel`, for the operations that watch `key`."""
         while found := self.watchers.first_operations(key):
             yield from self._cancel_each(found)
 
@@ -420,8 +416,8 @@ class Engine:
         most: int | None = SNAPSHOT
         while True:
             is_over = True
-            # Iterate over snapshots: restarting a dictionary iterator skips deleted entries one by
-            # one. Do not look keys up: they may have changed.
+            # Iterate over snapshots, because a new iterator of a dictionary skips deleted entries
+            # one by one. Do not look up keys, because they may have changed.
             for waiting in list(islice(self.by_key.values(), most)):
                 while found := first_batch(waiting):
                     is_over = False
@@ -429,7 +425,7 @@ class Engine:
             if is_over and most is None:
                 return
             if is_over:
-                most = None  # orphans stay in front of others
+                most = None  # orphans at the front may hide further operations
 
     async def wait_answered(self) -> None:
         await self.dispatcher.wait_for_queued_hooks()
@@ -438,7 +434,7 @@ class Engine:
             await wait(others)
 
     def answer_now(self) -> None:
-        pass  # the hooks that are deferred follow in the next iterations
+        pass  # deferred hooks run in the next iterations
 
     def _on_wheel_idle(self) -> None:
         self.watchers.shrink()
@@ -446,7 +442,7 @@ class Engine:
             notify_idle(self)
 
     def statistics(self) -> PurgatoryStatistics:
-        """A snapshot."""
+        """A snapshot of the counters. Cost: O(1), except for `keys`."""
         return PurgatoryStatistics(
             name=self.name,
             pending=len(self.watchers),
@@ -461,7 +457,7 @@ class Engine:
         )
 
     def _check(self) -> None:
-        """Asserts the whole invariant between hooks. For tests. Cost: everything that waits."""
+        """Asserts the whole invariant between hooks. For tests. Cost: O(all waits)."""
         self.loop_wheel._check()
         self.watchers._check()
         self.dispatcher._check()

@@ -283,7 +283,7 @@ class IdleTracker(Generic[Id]):
             failure = error
         self._report_error(
             f"cannot find a {printable(type(entry.id).__name__)} again that the idle tracker "
-            f"{self._name!r} tracked: its hash, or what it equals, has changed",
+            f"{self._name!r} tracked: its __hash__ or __eq__ has changed its result",
             failure,
         )
 

@@ -3,13 +3,13 @@ with the most waiters.
 
 To visit a million operations would block the loop for a second, so the snapshot is a sample, except
 for counts that exist anyway. A level of the wheel with up to 256 buckets is read bucket by bucket;
-of a larger one every n-th bucket is, and the result is scaled up. Operations are sampled at the
-front of buckets and of watch lists. These are in order of arrival, so the oldest operations are
-there; and the more operations watch a key, the more likely one of them is in the sample.
+of a larger level only every n-th bucket is read, and the result is scaled up. Operations are
+sampled at the front of buckets and of watch lists. Both are in order of arrival, so the front has
+the oldest operations; and the more watchers a key has, the more likely the sample includes it.
 
     1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations    0.4 ms
 
-Of a `ThresholdPurgatory` some 4,000 keys are looked at, those that it has known longest.
+In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000.
 
 CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
 """
@@ -34,30 +34,30 @@ from purgatory._core.watch_lists import Chunk, WatchLinks, as_tuple
 from purgatory._core.wheel import TimingWheel
 
 MAX_BINS: Final = 120
-"""Sectors that the time span of a level is divided into."""
+"""Number of sectors into which the time span of a level is divided."""
 
 MAX_BUCKETS: Final = 256
-"""Buckets of a level that are read."""
+"""Limit of buckets read per level."""
 MAX_SKIPPED: Final = 4096
-"""Buckets of a level that are iterated over to select these."""
+"""Limit of buckets iterated over per level, to select the buckets to read."""
 
 MAX_FRONTS: Final = 24
-"""Buckets of a level from which operations are sampled."""
+"""Limit of buckets per level from which operations are sampled."""
 PER_BUCKET: Final = 4
 """Operations sampled from each of these buckets."""
 
 MAX_KEYS: Final = 32
-"""Keys from which operations are sampled: the keys that have been watched longest."""
+"""Limit of keys from which operations are sampled: the keys watched for the longest time."""
 PER_KEY: Final = 4
-"""Operations sampled from each of these keys. Also the number of an operation's keys in the
+"""Operations sampled from each of these keys. Also the limit of an operation's keys in the
 result."""
 
 MAX_SCANNED_BYTES: Final = 8 * 1024 * 1024
-"""Limit for the total size of the dictionaries of buckets that are iterated over; the dictionary of
-keys may have half of this size."""
+"""Limit of the total size of the buckets' dictionaries that are iterated over, in bytes. The limit
+for the dictionary of keys is half of it."""
 
 MAX_CHUNKS: Final = 4096
-"""Chunks that are counted for the watchers of all keys."""
+"""Limit of chunks visited to count the watchers of all sampled keys."""
 
 
 @final
@@ -67,9 +67,9 @@ class WaitingOperation(NamedTuple):
     kind: str
     """The name of its class."""
     keys: tuple[Hashable, ...]
-    """The first four keys that it watches."""
+    """The first four watched keys."""
     more_keys: int
-    """The number of its other keys."""
+    """The number of further watched keys."""
     started_at: float | None
     """The start of the wait; None if unknown, because it has no timeout and there is no
     observer."""
@@ -91,34 +91,34 @@ class WheelLevel(NamedTuple):
     """A level of the wheel."""
 
     slot_seconds: float
-    """The width of a bucket."""
+    """The width of a bucket, in seconds."""
     slots: int
     """The number of buckets."""
     waiting: int
     sector_seconds: float
-    """The width of a sector. Sectors divide the time from now on."""
+    """The width of a sector, in seconds. The first sector starts now."""
     sectors: tuple[tuple[int, int], ...]
-    """The sectors that are not empty: pairs of a sector, from 0, and its number of operations.
+    """The non-empty sectors: pairs of a sector's number, from 0, and its number of operations.
     Overdue operations are in sector 0."""
     is_estimate: bool
-    """Whether only some buckets were read, and the counts scaled up."""
+    """Whether only some buckets were read and the counts are scaled up."""
 
 
 @final
 class MissedTrigger(NamedTuple):
     """An operation that only its last try completed: its keys were not checked when its condition
-    came to hold."""
+    became true."""
 
     kind: str
     """The name of its class."""
     keys: tuple[Hashable, ...]
-    """The first four keys that it watched."""
+    """The first four watched keys."""
     more_keys: int
-    """The number of its other keys."""
+    """The number of further watched keys."""
     timeout: float | None
-    """Its timeout; None if it was given a deadline instead."""
+    """Its timeout, in seconds; None if it was created with a deadline instead."""
     deadline: float
-    """In the loop's time."""
+    """Its deadline, in the loop's time."""
 
 
 @final
@@ -131,21 +131,21 @@ class Inspection(NamedTuple):
     is_closed: bool
     max_pending: int | None
     tick: float
-    """In seconds."""
+    """Width of a tick, in seconds."""
     levels: tuple[WheelLevel, ...]
-    """The finest first; without levels that were never used."""
+    """The used levels of the wheel, finest first."""
     moving: int
-    """Operations in buckets that are due, or that are being cascaded."""
+    """Number of operations in due or cascading buckets."""
     without_deadline: int
-    """Operations that are in no bucket; an estimate if one of the levels is."""
+    """Number of operations in no bucket; an estimate if a level is an estimate."""
     oldest: tuple[WaitingOperation, ...]
     """The operations of the sample that have waited longest, in this order."""
     hottest: tuple[WatchedKey, ...]
     """The keys of the sample with the most waiters, in this order."""
     missed: tuple[MissedTrigger, ...]
-    """The last missed triggers, at most 16, the latest first."""
+    """The last missed triggers, at most 16, latest first."""
     looked_at: int
-    """The size of the sample. If this is `statistics.pending`, nothing is left out."""
+    """The size of the sample. If this is `statistics.pending`, the sample is complete."""
 
 
 @final
@@ -154,7 +154,7 @@ class WatchedThreshold(NamedTuple):
 
     key: Hashable
     value: Any
-    """The key's value; None if it has none."""
+    """The key's value; None without a value."""
     threshold: Any
     """The lowest threshold with a waiter."""
     waiting: int
@@ -170,7 +170,7 @@ class ThresholdInspection(NamedTuple):
     hottest: tuple[WatchedThreshold, ...]
     """The keys of the sample with the most waits, in this order."""
     looked_at: int
-    """The size of the sample, in keys. If this is `statistics.keys`, nothing is left out."""
+    """The size of the sample, in keys. If this is `statistics.keys`, the sample is complete."""
 
 
 @overload
@@ -194,7 +194,7 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
         RuntimeError: no loop is running.
     """
     if most < 0:
-        raise ValueError(f"most must be zero or more, not {most!r}")
+        raise ValueError(f"most must be zero or more, got {most!r}")
     if isinstance(purgatory, ThresholdPurgatory):
         return _inspect_thresholds(purgatory, most)
     engine = engine_of(purgatory)
@@ -268,9 +268,8 @@ def _default(instant: float | None, otherwise: float) -> float:
 
 def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
     """Counts the operations of a level, by sectors. Cost: `MAX_BUCKETS` buckets."""
-    width = max(
-        ceil(2 * level.interval / MAX_BINS), level.tick
-    )  # no entry of a level is due later than that
+    # No entry of a level is due later than twice its interval.
+    width = max(ceil(2 * level.interval / MAX_BINS), level.tick)
     iterated = min(len(level.buckets), MAX_SKIPPED)
     stride = max(ceil(iterated / MAX_BUCKETS), 1)
     sectors: dict[int, int] = {}
@@ -300,7 +299,8 @@ def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[
         budget -= _size(chunk)
         if budget < 0:
             break
-        found.update(dict.fromkeys(islice(chunk, PER_BUCKET)))  # type: ignore[arg-type]  # operations are what is in there
+        # The entries of a purgatory's wheel are its operations.
+        found.update(dict.fromkeys(islice(chunk, PER_BUCKET)))  # type: ignore[arg-type]
     if _size(by_key) <= MAX_SCANNED_BYTES // 2:
         for waiting in islice(by_key.values(), MAX_KEYS):
             if type(waiting) is Chunk:
@@ -311,8 +311,8 @@ def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[
 
 
 def _sample_chunks(wheel: TimingWheel) -> Iterator[EntryChunk]:
-    """The first chunks of some buckets of each level: the first ones to be due, and an even
-    selection of the others."""
+    """The first chunks of some buckets of each level: the buckets due next, and an even selection
+    of the others."""
     yield from filter(None, wheel.draining()[:MAX_FRONTS])
     for level in reversed(wheel.levels):
         buckets = level.buckets
@@ -336,7 +336,7 @@ def _describe(operation: Operation) -> WaitingOperation:
 
 
 def _keys(links: WatchLinks) -> tuple[tuple[Hashable, ...], int]:
-    """The first keys of an operation's watch links, and the number of the others."""
+    """The first keys of an operation's watch links, and the number of further keys."""
     all_links = as_tuple(links)
     keys = tuple([link.key if type(link) is Chunk else link for link in all_links[:PER_KEY]])
     return keys, len(all_links) - len(keys)
@@ -345,8 +345,8 @@ def _keys(links: WatchLinks) -> tuple[tuple[Hashable, ...], int]:
 def _count_watchers(
     operations: list[Operation], by_key: Mapping[Hashable, Any]
 ) -> list[WatchedKey]:
-    """The keys of some operations, each with the number of its watchers. Cost: these keys, and
-    `MAX_CHUNKS` chunks."""
+    """The keys of some operations, each with the number of its watchers. Cost: O(these keys), and
+    at most `MAX_CHUNKS` chunks."""
     counted: list[WatchedKey] = []
     seen: set[int] = set()
     left = MAX_CHUNKS
@@ -375,5 +375,5 @@ def _count_watchers(
 
 
 def _size(table: Mapping[Any, Any]) -> int:
-    """The bytes of a dictionary; an estimate on PyPy, which has no `getsizeof`."""
+    """The size of a dictionary, in bytes; an estimate on PyPy, which lacks `getsizeof`."""
     return getsizeof(table, 100 * len(table))

@@ -88,10 +88,9 @@ class _Waiter(TimerEntry):
     """A `wait` in progress.
 
     Attributes:
-        future: its result is the value, a `Failure`, or how else the wait ended: `EXPIRED` or
-            `CANCELLED`.
-        started_at: in the loop's time; None until observers were notified.
-        timeout: in seconds; None for none.
+        future: its result is the value, a `Failure`, `EXPIRED` or `CANCELLED`.
+        started_at: loop time of the start; None until observers were notified.
+        timeout: in seconds; None for no limit.
     """
 
     __slots__ = ("future", "purgatory", "queue", "started_at", "threshold", "timeout")
@@ -112,11 +111,11 @@ class _Waiter(TimerEntry):
 
 @final
 class ThresholdPurgatory(Generic[K, V]):
-    """Holds waits for a key's value to reach a threshold. Each ends exactly once: when the value
-    reaches it, or at its deadline.
+    """Holds waits for a key's value to reach a threshold. Each wait ends exactly once: when the
+    value reaches its threshold, or at its deadline.
 
     The values of a key never decrease, and are stored, so a client that passes its threshold misses
-    nothing between two waits. Values are of any immutable type with a total order: numbers,
+    no value between two waits. Values are of any immutable type with a total order: numbers,
     strings, tuples.
 
     Bound to the running event loop at first use; all methods but `advance_threadsafe` belong to its
@@ -126,17 +125,17 @@ class ThresholdPurgatory(Generic[K, V]):
         name: for errors, logs and statistics.
         tick: the resolution of deadlines in seconds, finite and at least a nanosecond: a wait
             expires at most this much late.
-        wheel_size: the number of buckets of a level of the timing wheel that are as wide as one of
-            the next, 2 to 2**62.
+        wheel_size: the number of buckets of a level of the timing wheel that are as wide as one
+            bucket of the next level, 2 to 2**62.
         max_pending: the maximum number of pending waits; `None` for no limit.
-        max_keys: the maximum number of keys with a value or a waiter; `None` for no limit. One more
-            is refused, because to delete another one silently could lose an update. `forget`
-            deletes one.
-        observer: is notified of each wait that has ended, as of an operation of the kind "wait"; or
-            a sequence of observers. There are no checks.
+        max_keys: the maximum number of keys with a value or a waiter; `None` for no limit. A
+            further key is refused, because deleting another key silently could lose an update.
+            `forget` deletes a key.
+        observer: an observer or a sequence of observers, notified of each ended wait as an
+            operation of kind "wait". No checks are reported.
 
     Raises:
-        ValueError, TypeError: an argument is out of its bounds or of another type.
+        ValueError, TypeError: an argument is out of bounds or of a wrong type.
     """
 
     __slots__ = (
@@ -188,17 +187,17 @@ class ThresholdPurgatory(Generic[K, V]):
         observers = observers_of(observer)
         self._observers = ObserverGroup(observers, self._report) if observers else None
         self._queues: dict[Hashable, ThresholdQueue] = {}
-        """The keys that have a value or waiters."""
+        """Keys with a value or waiters -> their queues."""
         self._pending = self._completed = self._failed = self._expired = self._cancelled = 0
         self._wake_queue: deque[tuple[Iterator[_Waiter], Any, Cause]] = deque()
-        """Waiters that have left their queue, with their outcome and its cause."""
+        """Waiters that have left their queue, with outcome and cause."""
         self._unanswered = 0
         """The number of waiters in `_wake_queue`."""
         self._continuation_scheduled = False
-        """Whether the next iteration of the loop wakes more of them."""
+        """Whether the next iteration of the loop wakes more waiters."""
         self._closed = False
         self._idle_waiter: Future[None] | None = None
-        """Done when nothing is pending or unanswered; created when `aclose` waits for that."""
+        """Done when no wait is pending or unanswered; created when `aclose` waits for that."""
         self._inbox: ThreadsafeInbox[tuple[Any, Any]] = ThreadsafeInbox(
             self._loop_wheel, self._advance_from_threads
         )
@@ -209,28 +208,28 @@ class ThresholdPurgatory(Generic[K, V]):
         Waits for equal thresholds of a key are answered in the order in which they began.
 
         Args:
-            key: need not have a value yet.
+            key: a key, with or without a value.
             threshold: of the type of the key's values.
-            timeout: in seconds; `None` and `inf` for no limit. With zero and less the value is
+            timeout: in seconds; `None` and `inf` for no limit. At zero or below, the value is
                 compared once.
 
         Returns:
-            The value of the key, if it has reached the threshold already; else the first value to
-            which it is advanced that does.
+            The value of the key, if it has reached the threshold already; else the first value that
+            reaches it.
 
-        Cost: O(log n) comparisons with other thresholds of the key, when it begins to wait and when
-            it ends early.
+        Cost: O(log n) comparisons with other thresholds of the key, when the wait starts and when it
+            ends early.
 
         Raises:
             OperationTimeout: a `TimeoutError`; the threshold was not reached in time.
             OperationCancelled: `aclose` ended the wait.
-            BaseException: the exception that `fail` was given.
+            BaseException: the exception passed to `fail`.
             PurgatoryClosed: `aclose` was called before.
-            PurgatoryFull: `max_pending` waits are pending, or `max_keys` keys have a value or a
-                waiter, and it would have to wait.
+            PurgatoryFull: the call would have to wait, and `max_pending` waits are pending, or
+                `max_keys` keys have a value or a waiter.
             ValueError, TypeError: the threshold is NaN, or cannot be compared with the key's value
-                or with other thresholds; `timeout` is NaN, or no number; `key` is not hashable.
-            WrongLoop: called from another loop or thread than the first time.
+                or with other thresholds; `timeout` is NaN, or not a number; `key` is not hashable.
+            WrongLoop: called on another loop or thread than the first time.
         """
         if running_loop() is not self._loop:
             self._bind("wait for {}", key)
@@ -258,7 +257,7 @@ class ThresholdPurgatory(Generic[K, V]):
         try:
             outcome = await waiter.future
         except BaseException:
-            # If this is a coroutine that is closed after its loop, there is nothing to clean up.
+            # A coroutine closed after its loop needs no cleanup.
             if running_loop() is self._loop:
                 self._end_one(waiter, CANCELLED, Cause.CANCELLED)
             raise
@@ -274,29 +273,29 @@ class ThresholdPurgatory(Generic[K, V]):
             try:
                 raise outcome.exception.with_traceback(outcome.traceback)
             finally:
-                del outcome, waiter  # which would make a cycle with the exception's traceback
+                del outcome, waiter  # break a cycle with the exception's traceback
         return cast(V, outcome)
 
     def advance(self, key: K, value: V) -> int:
-        """Sets the value of `key`, and completes all waits for a threshold of at most that, in the
-        order of threshold and arrival.
+        """Sets the value of `key`, and completes all waits for this value or a lower threshold, in
+        the order of threshold and arrival.
 
         Returns:
-            The number of waits it completed. All of them have ended when it returns, and none can
-            expire or fail any more. Of very many, 512 are woken at once and the rest in the next
-            iterations of the loop, as many in each.
+            The number of completed waits. All of them have ended when the call returns, and none
+            can expire or fail any more. Above 512, the first 512 are woken at once, and the rest in
+            the next iterations of the loop, 512 in each.
 
-        Cost: proportional to what it completes; if it completes none, one comparison, however many
-            wait for more.
+        Cost: proportional to the completed waits; without any, one comparison, independent of the
+            number of other waiters.
 
         Raises:
             ValueError: `value` is below the current value of the key, or NaN.
-            TypeError: it cannot be compared with that, or with a threshold; or `key` is not
-                hashable.
+            TypeError: `value` cannot be compared with the current value or with a threshold; or
+                `key` is not hashable.
             PurgatoryFull: `max_keys` other keys have a value or a waiter.
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called on another loop or thread than the first time, or outside any loop.
 
-        In each of these cases nothing has changed.
+        A call that raises changes nothing.
         """
         if running_loop() is not self._loop:
             self._bind("advance {}", key, "advance_threadsafe")
@@ -305,7 +304,7 @@ class ThresholdPurgatory(Generic[K, V]):
             check_advance(key, value, UNKNOWN)
             queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
-        if queue.is_discarded:  # the key was forgotten while its value was compared
+        if queue.is_discarded:  # the key was forgotten during the comparison
             self._keep(queue)
         if not waiters:
             return 0
@@ -316,10 +315,10 @@ class ThresholdPurgatory(Generic[K, V]):
     def advance_threadsafe(self, key: K, value: V) -> None:
         """Calls `advance(key, value)` on the loop soon; may be called from any thread.
 
-        The loop is woken once for all calls that come before it wakes, and applies them in order, a
-        bounded number per iteration. A value that is too low by then is ignored, since threads
-        race; other exceptions of `advance` go to the loop's exception handler. Before the purgatory
-        is bound to a loop, values wait for that. As safe in a signal handler or a finalizer as
+        Calls made before the loop wakes share one wake-up. The loop applies them in order, a bounded
+        number per iteration. A value that is too low by then is ignored, since threads race; other
+        exceptions of `advance` go to the loop's exception handler. If the purgatory is not bound to
+        a loop yet, values are kept until then. As safe in a signal handler or a finalizer as
         `loop.call_soon_threadsafe`.
 
         Raises:
@@ -340,13 +339,13 @@ class ThresholdPurgatory(Generic[K, V]):
         begin.
 
         Args:
-            key: need not have waits.
+            key: a key, with or without waits.
             exception: an instance; each wait raises it.
             above: end only the waits for a higher threshold than this; `None` for all.
 
         Returns:
-            The number of waits it ended. As with `advance`, of very many the rest is woken in the
-            next iterations of the loop.
+            The number of ended waits. As with `advance`, waits above 512 are woken in the next
+            iterations of the loop.
 
         Raises:
             TypeError: `exception` is not an exception (a class, for instance); `key` is not
@@ -392,19 +391,19 @@ class ThresholdPurgatory(Generic[K, V]):
         """Refuses new waits, lets pending waits end by themselves for up to `drain` seconds, then
         ends the rest with `OperationCancelled`.
 
-        When it returns, nothing is pending and all waits are answered. If its own task is
-        cancelled, it ends the rest at once before it raises. It may be called again, also while it
-        drains. Values are kept.
+        When it returns, no wait is pending and all waits are answered. If its task is cancelled, it
+        ends the rest at once before it raises. It may be called again, even during a drain. Values
+        are kept.
 
         Args:
-            drain: in seconds; zero and more.
+            drain: in seconds, zero or more.
 
         Returns:
-            The number of waits this call ended.
+            The number of waits ended by this call.
 
         Raises:
-            ValueError, TypeError: `drain` is negative, NaN, or no number; nothing has changed.
-            WrongLoop: called from another loop or thread than the first time.
+            ValueError, TypeError: `drain` is negative, NaN, or not a number; nothing has changed.
+            WrongLoop: called on another loop or thread than the first time.
         """
         drain = check_drain(drain)
         self._bind(f"close {printable(self.name)}")
@@ -473,11 +472,11 @@ class ThresholdPurgatory(Generic[K, V]):
         state = "closed" if self._closed else "open"
         return f"<ThresholdPurgatory {self.name!r} {state} pending={self._pending} keys={len(self._queues)}>"
 
-    # -- beginning to wait
+    # -- starting to wait
 
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
-        one."""
+        loop."""
         if self._loop_wheel.bind(action, value, self._pending, threadsafe):
             self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
             self._wake_queue.clear()
@@ -493,7 +492,7 @@ class ThresholdPurgatory(Generic[K, V]):
     def _add(
         self, key: Any, threshold: Any, timeout: float | None, when: float | None, now: float
     ) -> _Waiter:
-        """Has a new waiter wait for `key`, until `when`.
+        """Adds a new waiter for `key`, with deadline `when`.
 
         Raises:
             PurgatoryFull, TypeError: see `wait`; nothing has changed.
@@ -510,8 +509,8 @@ class ThresholdPurgatory(Generic[K, V]):
         if when is not None:
             self._wheel.add(waiter, when, now)
         self._pending += 1
-        # Join the queue last: a finalizer, which allocating may run, or a comparison may forget the
-        # key, or advance it.
+        # Join the queue last: allocation may run a finalizer, and a finalizer or a comparison may
+        # forget the key, or advance it.
         try:
             while True:
                 queue = waiter.queue = self._queue_of(key, "wait for {} to reach {}", threshold)
@@ -534,7 +533,7 @@ class ThresholdPurgatory(Generic[K, V]):
         return waiter
 
     def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
-        """The queue of `key`, a new one if it has none."""
+        """The queue of `key`, created if it is missing."""
         queue = self._queues.get(key)
         if queue is None:
             if self._max_keys is not None and len(self._queues) >= self._max_keys:
@@ -547,7 +546,7 @@ class ThresholdPurgatory(Generic[K, V]):
         return queue
 
     def _keep(self, queue: ThresholdQueue) -> None:
-        """Puts back a queue that was discarded while it got a value."""
+        """Restores a queue that was discarded while it got a value."""
         if self._queues.setdefault(queue.key, queue) is queue:
             queue.is_discarded = False
 
@@ -568,7 +567,7 @@ class ThresholdPurgatory(Generic[K, V]):
             failure = error
         self._report(
             f"cannot find a {printable(type(queue.key).__name__)} again that was a key: its "
-            "hash, or what it equals, has changed",
+            "__hash__ or __eq__ has changed its result",
             failure,
         )
 
@@ -578,14 +577,14 @@ class ThresholdPurgatory(Generic[K, V]):
     # -- ending
 
     def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> int:
-        """Ends one wait; the number of waits it ended with `outcome`."""
+        """Ends one wait. Returns the number of waits ended with `outcome`."""
         if not waiter.queue.discard(waiter):
             return 0
         self._discard_if_empty(waiter.queue)
         return self._end([waiter], outcome, cause)
 
     def _end_all(self, queue: ThresholdQueue) -> int:
-        """Ends all waits of a key because of `aclose`; returns their number."""
+        """Ends all waits of a key because of `aclose`. Returns their number."""
         if not queue.segments:
             return 0
         count = self._end(queue.clear(), CANCELLED, Cause.CLOSED)
@@ -594,11 +593,11 @@ class ThresholdPurgatory(Generic[K, V]):
         return count
 
     def _end(self, removed: list[Waiters], outcome: Any, cause: Cause) -> int:
-        """Ends waits that were removed from their queue. Wakes a bounded number now, after those
-        that ended before.
+        """Ends waits that were removed from their queue. Wakes a bounded number now, after all
+        waits that ended earlier.
 
         Returns:
-            The number of waits it ended with `outcome`. The tasks of the others were cancelled.
+            The number of waits ended with `outcome`. The tasks of the others were cancelled.
         """
         waiters: list[_Waiter] = []
         left: list[_Waiter] = []
@@ -618,14 +617,14 @@ class ThresholdPurgatory(Generic[K, V]):
         return len(waiters)
 
     def _wake(self, budget: int) -> None:
-        """Wakes the next `budget` waiters of those that have ended."""
+        """Wakes the next `budget` ended waiters."""
         while self._wake_queue and budget > 0:
             waiters, outcome, cause = self._wake_queue[0]
             for waiter in islice(waiters, budget):
                 budget -= 1
                 self._unanswered -= 1
                 self._wheel.remove(waiter)
-                if not waiter.future.done():  # it is done if the waiting task was cancelled
+                if not waiter.future.done():  # done if the waiting task was cancelled
                     waiter.future.set_result(outcome)
                 if self._observers is not None:
                     self._notify_ended(waiter, outcome, cause)
@@ -653,7 +652,7 @@ class ThresholdPurgatory(Generic[K, V]):
         return not (self._pending or self._unanswered)
 
     async def _wait_until_idle(self, timeout: float | None = None) -> None:
-        """Waits until nothing is pending or unanswered, for at most `timeout` seconds."""
+        """Waits until no wait is pending or unanswered, for at most `timeout` seconds."""
         if not self._is_idle:
             if self._idle_waiter is None:
                 self._idle_waiter = self._loop.create_future()
@@ -671,7 +670,7 @@ class ThresholdPurgatory(Generic[K, V]):
             except Exception as error:
                 self._report(
                     f"cannot advance {describe(key)} to {describe(value)}, as another thread "
-                    "asked for",
+                    "requested",
                     error,
                 )
             budget -= 1
@@ -686,7 +685,7 @@ class ThresholdPurgatory(Generic[K, V]):
         self._observers.started(waiter)
 
     def _notify_immediate(self, key: Any, timeout: float | None, state: OperationState) -> None:
-        """Notifies of a wait that ended without waiting."""
+        """Notifies of a wait that ended at once."""
         if self._observers is None:
             return
         wait, now = object(), self._time()
@@ -700,7 +699,7 @@ class ThresholdPurgatory(Generic[K, V]):
     def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
         """Notifies of the end of a waiter."""
         assert self._observers is not None
-        if waiter.started_at is None:  # a finalizer has ended it, before its start was notified
+        if waiter.started_at is None:  # a finalizer has ended it before its start was notified
             self._notify_started(waiter)
         started_at, now = cast(float, waiter.started_at), self._time()
         state, error = COMPLETED, None
@@ -717,8 +716,8 @@ class ThresholdPurgatory(Generic[K, V]):
         report(self._loop, f"{printable(self.name)}: {message}", error)
 
     def _check(self) -> None:
-        """Asserts the whole invariant between iterations of the loop. For tests. Cost: everything
-        that waits."""
+        """Asserts the whole invariant between iterations of the loop. For tests. Cost: O(all
+        waits)."""
         waiters: list[_Waiter] = []
         for key, queue in self._queues.items():
             assert queue.key is key and not queue.is_discarded

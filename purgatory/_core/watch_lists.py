@@ -1,20 +1,20 @@
 """Watch lists: for each key, the operations that watch it, in order of arrival.
 
 Most keys have one watcher and most operations one key, so a single watcher is stored directly, at
-the cost of one dictionary entry. The second one turns the entry into a *chunk*, an ordered
-dictionary from which each can be removed in O(1). A chunk holds 4,096; when it is full, the next
-watcher opens another one. So a list of a million is iterated over by chunks while it changes, and
-is never copied:
+the cost of one dictionary entry. The second watcher turns the entry into a *chunk*, an ordered
+dictionary from which each operation can be removed in O(1). A chunk holds 4,096 operations; when it
+is full, the next watcher opens a new chunk. So a list of a million is iterated over by chunks while
+it changes, and is never copied:
 
     by_key = {"orders-0": <Fetch A>,
               "orders-1": Chunk{<Fetch A>, ... 4096} -> Chunk{<Fetch C>, ... 4096} ->
                           Chunk{<Fetch D>}}
 
-An operation has *links*: the bare key if it is its only watcher, else its chunk. For several keys
-it has the tuple that the caller passed, so that no other has to be made: the first chunk of a key
-is found by the key, and any other chunk replaces its key in the tuple. The `__hash__` and `__eq__`
-of keys are user code, which may raise, or change its result: an operation that is not found by its
-keys is searched for in all lists.
+An operation has *links*: the bare key if it is the only watcher of the key, else its chunk. With
+several keys, the links are the caller's tuple of keys, to save another tuple: the first chunk of a
+key is found by the key, and any other chunk replaces its key in the tuple. The `__hash__` and
+`__eq__` of keys are user code, which may raise, or change its result: an operation that its keys do
+not lead to is searched for in all lists.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until
 a purge finds them (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists
@@ -34,37 +34,38 @@ from purgatory._core.operation import UNWATCHED, Operation
 from purgatory._core.states import PENDING
 
 Keys = Hashable | tuple[Hashable, ...]
-"""One key, or a tuple of keys: of several, or of one that is itself a tuple."""
+"""One key, or a tuple of keys. A single key that is itself a tuple is wrapped in a tuple."""
 
 WatchLinks = Union[Hashable, "Chunk", "tuple[Hashable | Chunk, ...]"]
-"""The lists that an operation is in: `UNWATCHED`; a key of which it is the only watcher; a chunk;
-or a tuple, of keys of which it is the only watcher or in the first chunk, and of other chunks."""
+"""The lists that an operation is in: `UNWATCHED` for none; a key, if it is the only watcher; a
+chunk; or a tuple. The tuple has a key for each list in which the operation is the only watcher or
+in the first chunk, and a chunk for each other list."""
 
 
 CHUNK_CAPACITY: Final = 4096
-"""The capacity of a chunk: 4,096 operations are copied in 20 us. With smaller chunks, more
-operations would have to store their chunks."""
+"""The capacity of a chunk, in operations; copying a full chunk takes 20 us. With smaller chunks,
+more operations would have to store their chunks."""
 
 
 def unique_keys(keys: Iterable[Hashable]) -> Keys:
     """The different keys among `keys`, in order.
 
     Raises:
-        ValueError: there is none.
-        TypeError: a key is not hashable; `keys` is no collection, or a string, whose characters are
-            hardly meant as keys.
+        ValueError: `keys` is empty.
+        TypeError: a key is not hashable; or `keys` is not a collection, or is a string, since its
+            characters are hardly meant as keys.
     """
     if type(keys) is tuple and 1 < len(keys) == len({*keys}):
         return keys
     if isinstance(keys, (str, bytes)):
         raise TypeError(
-            f"keys must be a collection of keys, not one string: pass [{keys!r}] to watch it"
+            f"keys must be a collection of keys, got one string: pass [{keys!r}] to watch it"
         )
     try:
         iterator = iter(keys)
     except TypeError:
         raise TypeError(
-            f"keys must be a collection of keys, not {describe(keys)}: pass [{describe(keys)}] "
+            f"keys must be a collection of keys, got {describe(keys)}: pass [{describe(keys)}] "
             "to watch it"
         ) from None
     different = list(dict.fromkeys(iterator))
@@ -89,16 +90,16 @@ class Chunk(dict[Operation, None]):
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.first: Chunk | None = None
-        """The first of the chain; `None` if that is this one, ..."""
+        """First chunk of the chain; `None` in the first chunk itself."""
         self.last: Chunk | None = self
-        """... and then, the last one, which accepts further watchers. An emptied chunk drops its
-        reference to itself, to avoid a cycle, and accepts nothing."""
+        """Last chunk of the chain, which accepts further watchers; only the first chunk has it. An
+        emptied first chunk drops its reference to itself, to avoid a cycle, and accepts none."""
         self.before: Chunk | None = None
         self.after: Chunk | None = None
         self.is_linked = True
 
     def nearest_linked(self) -> "Chunk":
-        """This chunk, or if it was unlinked since, the nearest one before it that was not."""
+        """This chunk, or, if it was unlinked meanwhile, the nearest linked chunk before it."""
         chunk: Chunk = self
         while not chunk.is_linked and chunk.before is not None:
             chunk = chunk.before
@@ -106,17 +107,17 @@ class Chunk(dict[Operation, None]):
 
 
 def _ignore(message: str, error: BaseException | None) -> None:
-    """Reports nothing."""
+    """The default `report`: ignores the error."""
 
 
 class LostKey:
-    """In `by_key`, in the place of a key under which its watchers cannot be stored again."""
+    """Replaces a key in `by_key` under which its watchers cannot be stored again."""
 
     __slots__ = ("_hash", "key")
 
     def __init__(self, key: Hashable, number: int) -> None:
         self.key = key
-        # Not derived from the address, so that a program does the same each time, nor from the key.
+        # Not derived from the address, which would make runs differ, nor from the key.
         self._hash = hash((0x70757267, number))
 
     def __hash__(self) -> int:
@@ -130,9 +131,9 @@ class LostKey:
 class Watchers:
     """The watch lists of one purgatory.
 
-    Operations are counted when they get their links and when they lose them, never by the contents of
-    `by_key`, whose keys may change. All changes of `by_key` insert without overwriting, or remove
-    and look at the removed entry, so that no watcher is lost to a key that equals another one now.
+    Counts change when operations get and lose their links, never by the contents of `by_key`, whose
+    keys may change. All changes of `by_key` insert without overwriting, or remove and look at the
+    removed entry, so that no watcher is lost when two keys have become equal.
 
     Args:
         report: called with a message and an exception, or `None`, when a key cannot be found again,
@@ -145,36 +146,36 @@ class Watchers:
         self.by_key: dict[Hashable, Operation | Chunk] = {}
         self._report = report
         self.pending = 0
-        """Operations that have links."""
+        """Number of operations with links."""
         self._extra_keys = 0
-        """Registrations beyond the first one of each operation."""
+        """Number of registrations beyond the first registration of each operation."""
         self.has_orphans = False
-        """Whether `by_key` may have entries without watchers, because their key has changed. They
-        stay until nothing is pending."""
+        """Whether `by_key` may have entries without watchers, because their keys have changed. These
+        entries stay until no operation is pending."""
 
     @property
     def registrations(self) -> int:
-        """How many pairs of an operation and a key it watches there are. Cost: O(1)."""
+        """Number of pairs of an operation and a watched key. Cost: O(1)."""
         return self.pending + self._extra_keys if self.pending else 0
 
     @property
     def keys(self) -> int:
-        """How many keys have a watcher. Cost: O(1); O(all keys) if one has changed."""
+        """Number of keys with a watcher. Cost: O(1); O(all keys) if a key has changed."""
         return sum(1 for _ in self.iter_keys()) if self.has_orphans else len(self.by_key)
 
     def __len__(self) -> int:
-        """How many operations watch anything. Cost: O(1)."""
+        """Number of operations that watch a key. Cost: O(1)."""
         return self.pending
 
     @compiled
     def add(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
-        """Puts `operation` at the end of the list of each of several `keys`. (For one see
+        """Appends `operation` to the list of each of several `keys`. (For a single key see
         `Purgatory`.) Cost: O(its keys).
 
         Raises:
             BaseException: the exception of a key's `__hash__` or `__eq__`; nothing has changed.
         """
-        links: list[Hashable | Chunk] | None = None  # only if one differs from its key
+        links: list[Hashable | Chunk] | None = None  # only if a link differs from its key
         by_key, at = self.by_key, 0
         try:
             for key in keys:
@@ -184,11 +185,9 @@ class Watchers:
                     and waiting.last is waiting
                     and len(waiting) < CHUNK_CAPACITY
                 ):
-                    waiting[operation] = (
-                        # what `join` does as a rule; its call is 8 % of watching and leaving three
-                        # keys
-                        None
-                    )
+                    # The common case of `join`, inlined: the call is 8 % of watching and leaving
+                    # three keys.
+                    waiting[operation] = None
                 elif waiting is not operation:
                     link = self.join(key, waiting, operation)
                     if type(link) is Chunk and link.first is not None:
@@ -227,12 +226,11 @@ class Watchers:
         if type(waiting) is not Chunk:
             new[waiting] = new[operation] = None
             links = waiting._op_links
-            if (
-                type(links) is not tuple and links is not UNWATCHED
-            ):  # which it is while it joins the lists of its other keys
+            # `links` is UNWATCHED while the operation joins the lists of its other keys.
+            if type(links) is not tuple and links is not UNWATCHED:
                 new.key, waiting._op_links = links, new
             self._replace(key, waiting, new)
-            if waiting._op_state is not PENDING:  # ended by a method of a key, just now
+            if waiting._op_state is not PENDING:  # ended by a key's method meanwhile
                 new.pop(waiting, None)
             return new
         chunk = cast(Chunk, waiting.last)
@@ -243,7 +241,7 @@ class Watchers:
         return chunk
 
     def _replace(self, key: Hashable, old: "Operation | Chunk", new: "Operation | Chunk") -> None:
-        """Puts `new` in the place of `old`. Does not raise."""
+        """Replaces `old` by `new`. Does not raise."""
         self.remove_key(old, key)
         self._put(key, new)
 
@@ -260,10 +258,10 @@ class Watchers:
 
     @compiled
     def remove(self, operation: Operation, links: "WatchLinks") -> None:
-        """Takes `operation` out of all its links, which the caller has counted as gone. Does not
-        raise.
+        """Removes `operation` from all its links, which the caller has already subtracted from the
+        counts. Does not raise.
 
-        Cost: O(its keys); O(all keys) if one of several has changed.
+        Cost: O(its keys); O(all keys) if one key of several has changed.
         """
         if type(links) is not tuple:
             if type(links) is not Chunk:
@@ -284,7 +282,7 @@ class Watchers:
                     if not waiting:
                         self._unlink_chunk(waiting)
                 elif waiting is operation:
-                    self.remove_key(operation, link)  # type: ignore[arg-type]  # no chunk
+                    self.remove_key(operation, link)  # type: ignore[arg-type]  # not a chunk
                 else:
                     raise KeyError(link)
             except BaseException as error:
@@ -293,7 +291,7 @@ class Watchers:
             self._remove_by_scan(operation, trouble)
 
     def _remove_by_scan(self, operation: Operation, trouble: BaseException) -> None:
-        """Takes `operation` out of the lists that its keys no longer lead to."""
+        """Removes `operation` from all lists that its keys no longer lead to."""
         for waiting in list(self.by_key.values()):
             if waiting is operation:
                 self.has_orphans = True
@@ -305,8 +303,8 @@ class Watchers:
         self._report(_key_changed(operation), error)
 
     def _unlink_chunk(self, chunk: Chunk) -> None:
-        """Takes an empty chunk out of its chain, and the key out of the lists if it was the last
-        one."""
+        """Removes an empty chunk from its chain, and the key from the lists if it was the only
+        chunk."""
         first = chunk.first
         if first is not None:
             before, after = chunk.before, chunk.after
@@ -324,7 +322,7 @@ class Watchers:
 
     @compiled
     def remove_key(self, waiting: "Operation | Chunk", key: Hashable) -> None:
-        """Takes a key with its only entry out of the lists."""
+        """Removes a key with its entry from the lists."""
         found: Operation | Chunk | BaseException | None
         try:
             found = self.by_key.pop(key, None)
@@ -339,8 +337,9 @@ class Watchers:
         key: Hashable,
         found: "Operation | Chunk | BaseException | None",
     ) -> None:
-        """Continues a removal that did not find `waiting`: `found` was removed instead, or raised.
-        If `waiting` cannot be found by its key, it stays in `by_key`, as an orphan."""
+        """Continues a removal that did not find `waiting`; `found` is the wrong entry that was
+        removed, or an exception. If `waiting` cannot be found by its key, it stays in `by_key`, as
+        an orphan."""
         error = found if isinstance(found, BaseException) else None
         is_removed = False
         if found is not None and not isinstance(found, BaseException):
@@ -358,14 +357,14 @@ class Watchers:
         self._report(_key_changed(waiting), error)
 
     def shrink(self) -> None:
-        """Frees the memory of an empty dictionary, which does not shrink by itself. Not to be
-        called while an operation joins."""
+        """Frees the memory of an empty dictionary, which does not shrink by itself. Do not call it
+        while an operation joins."""
         if not self.pending:
             self.has_orphans, self._extra_keys = False, 0
             self.by_key.clear()
 
     def iter_keys(self) -> Iterator[Hashable]:
-        """The keys that have a watcher."""
+        """The keys with a watcher."""
         return (
             key.key if type(key) is LostKey else key
             for key, waiting in self.by_key.items()
@@ -373,13 +372,12 @@ class Watchers:
         )
 
     def first_operations(self, key: Hashable) -> list[Operation]:
-        """Those that watch `key`, in order: the first of them, at most `MAX_PER_ITERATION`; none if
-        there is none."""
+        """The first operations that watch `key`, in order, at most `MAX_PER_ITERATION`."""
         waiting = self.by_key.get(key)
         return [] if waiting is None else first_batch(waiting)
 
     def operations(self, key: Hashable) -> list[Operation]:
-        """All that watch `key`, in order. Cost: one pointer for each."""
+        """All operations that watch `key`, in order. Cost: one pointer for each."""
         found: list[Operation] = []
         waiting = self.by_key.get(key)
         if type(waiting) is not Chunk:
@@ -391,8 +389,7 @@ class Watchers:
         return found
 
     def _check(self) -> None:
-        """Asserts that the lists hold exactly what their operations say that they watch. For
-        tests."""
+        """Asserts that the lists match the links of their operations. For tests."""
         actual = [(operation, key) for key in self.by_key for operation in self.operations(key)]
         operations = {operation for operation, _ in actual}
         expected = {
@@ -410,7 +407,7 @@ class Watchers:
 
     @staticmethod
     def _check_chain(key: Hashable, first: Chunk) -> bool:
-        """Asserts that a chain is whole; returns whether it is a orphan."""
+        """Asserts that a chain is whole. Returns whether it is an orphan."""
         assert first.key == key and first.first is None and first.before is None
         chunk: Chunk | None = first.after
         before = first
@@ -429,14 +426,14 @@ class Watchers:
 
 
 def is_orphan(waiting: Operation | Chunk) -> bool:
-    """Whether an entry has no watcher any more, and stays only because its key has changed."""
+    """Whether an entry has no watchers left, and stays only because its key has changed."""
     if type(waiting) is Chunk:
         return waiting.last is None
     return waiting._op_state is not PENDING
 
 
 def first_batch(waiting: Operation | Chunk) -> list[Operation]:
-    """The first pending operations of a list, in order, at most `MAX_PER_ITERATION`; none if all
+    """The first pending operations of a list, in order, at most `MAX_PER_ITERATION`; empty if all
     were removed."""
     if type(waiting) is not Chunk:
         return [] if waiting._op_state is not PENDING else [waiting]
@@ -467,17 +464,16 @@ def keys_of(links: WatchLinks) -> tuple[Hashable, ...]:
 
 
 def steps_to_leave(links: WatchLinks) -> int:
-    """How much work it is to take an operation out of its lists, in operations: more than one if it
-    has many keys."""
+    """The work of removing an operation from its lists, in operations: above 1 for many keys."""
     return 1 + len(links) // REGISTRATIONS_PER_STEP if type(links) is tuple else 1
 
 
 def _own_key(waiting: Operation | Chunk, key: Hashable) -> Hashable:
-    """The key of an entry that equals `key`."""
+    """The stored key of an entry, which equals `key`."""
     if type(waiting) is Chunk:
         return waiting.key
     links = waiting._op_links
-    if links is UNWATCHED:  # it is joining several lists
+    if links is UNWATCHED:  # the operation is joining several lists
         return key
     for link in links if type(links) is tuple else ():
         with suppress(BaseException):
@@ -487,7 +483,10 @@ def _own_key(waiting: Operation | Chunk, key: Hashable) -> Hashable:
 
 
 def _key_changed(waiting: Operation | Chunk) -> str:
-    return f"cannot find a key again that {describe(waiting)} watched: its hash, or what it equals, has changed"
+    return (
+        f"cannot find a key again that {describe(waiting)} watched: its __hash__ or __eq__ has "
+        "changed its result"
+    )
 
 
 constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)

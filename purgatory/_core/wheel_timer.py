@@ -139,8 +139,8 @@ class WheelTimer:
 
     Args:
         tick: the resolution in seconds, finite and at least a nanosecond.
-        wheel_size: the number of buckets of a level that are as wide as one of the next, 2 to
-            2**62.
+        wheel_size: the number of buckets of a level that are as wide as one bucket of the next
+            level, 2 to 2**62.
         max_pending: the maximum number of callbacks that wait; `None` for no limit.
         name: for observers and errors.
         observer: is notified of each timer that has ended, as of an operation of the kind "timer"

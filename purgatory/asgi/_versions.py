@@ -255,7 +255,7 @@ class Versions(Generic[K]):
             try:
                 self.thresholds.advance(key, self.version(key) + times)
             except Exception as error:
-                message = f"cannot bump {describe(key)}, as another thread asked for"
+                message = f"cannot bump {describe(key)}, as another thread requested"
                 self._binding.loop.call_exception_handler({"message": message, "exception": error})
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:

@@ -299,4 +299,4 @@ async def test_failed_threadsafe_bump_is_reported_alone(reports):
     await iterations(3)
     assert (versions.version("one"), versions.version("two")) == (2, 0)
     [report] = reports
-    assert report["message"] == "cannot bump 'two', as another thread asked for"
+    assert report["message"] == "cannot bump 'two', as another thread requested"

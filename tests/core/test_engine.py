@@ -85,9 +85,9 @@ async def test_operation_can_be_watched_once(unchanged, keys):
         ([[]], TypeError, "unhashable"),
         (([],), TypeError, "unhashable"),
         (["key", []], TypeError, "unhashable"),
-        ("orders", TypeError, "not one string"),
-        (b"orders", TypeError, "not one string"),
-        (3, TypeError, "not 3: pass [3]"),
+        ("orders", TypeError, "got one string"),
+        (b"orders", TypeError, "got one string"),
+        (3, TypeError, "got 3: pass [3]"),
     ],
 )
 @pytest.mark.parametrize(("timeout", "options"), [(30, {}), (None, {"max_pending": 5})])

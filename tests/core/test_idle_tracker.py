@@ -796,8 +796,8 @@ async def test_changed_id_falls_idle_and_is_reported(
     await asyncio.sleep(20)
     assert {*map(id, log.ids)} == {id(changed), id(other)}
     assert [report["message"] for report in reports] == [
-        "cannot find a Changeable again that the idle tracker 'peers' tracked: its hash, or what it"
-        " equals, has changed"
+        "cannot find a Changeable again that the idle tracker 'peers' tracked: its __hash__ or "
+        "__eq__ has changed its result"
     ]
     tracker.close()
     assert len(tracker) == tracker._loop_wheel.wheel.size == 0

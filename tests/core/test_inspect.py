@@ -70,7 +70,7 @@ async def test_caller_limits_number_of_operations_and_keys():
         assert [each.started_at for each in seen.oldest] == [0, 1, 2]
         assert seen.hottest[0].key == "all" and len(seen.hottest) == 3
         assert inspect(jobs, most=0).oldest == ()
-        with pytest.raises(ValueError, match="most must be zero or more, not -1"):
+        with pytest.raises(ValueError, match="most must be zero or more, got -1"):
             inspect(jobs, most=-1)
 
 

@@ -269,7 +269,7 @@ async def test_refused_value_of_thread_is_reported_alone(reports):
         assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
     assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
     assert (
-        reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"
+        reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread requested"
     )
 
 

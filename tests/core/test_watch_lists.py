@@ -73,10 +73,10 @@ def test_keys_are_counted_once_and_keep_their_order(keys, expected):
     [
         ([], ValueError, "at least one key"),
         (iter(()), ValueError, "at least one key"),
-        ("orders", TypeError, r"not one string: pass \['orders'\]"),
-        (b"orders", TypeError, r"not one string: pass \[b'orders'\]"),
+        ("orders", TypeError, r"got one string: pass \['orders'\]"),
+        (b"orders", TypeError, r"got one string: pass \[b'orders'\]"),
         ([[]], TypeError, "unhashable"),
-        (3, TypeError, r"not 3: pass \[3\] to watch it"),
+        (3, TypeError, r"got 3: pass \[3\] to watch it"),
     ],
 )
 def test_keys_that_cannot_be_watched_are_refused(keys, error, message):
