@@ -29,10 +29,10 @@ UNIT_TESTS = tuple(
 """Folders of tests on virtual time."""
 
 UNIT_TIMEOUT = 10
-"""The time limit of a unit test in seconds. On an idle machine it takes one at most."""
+"""The time limit of a unit test, in seconds. On an idle machine a test takes at most one second."""
 
 LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
-"""Which loop a test runs on, of our fixture and of pytest-asyncio's."""
+"""Parameters with the kind of loop: our fixture's and pytest-asyncio's."""
 
 
 def pytest_asyncio_loop_factories(
@@ -44,8 +44,8 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is
-    marked `on_every_loop`.
+    """Marks a test as slow on every kind of loop except the first, unless it is marked
+    `on_every_loop`.
 
     Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
     eager"` runs them. Unit tests have a time limit of their own, shorter than in `pyproject.toml`, except
@@ -77,11 +77,11 @@ def is_unit_test(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_reported(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Prepares the loop of a test that is a coroutine function, and fails if anything was reported
-    that it did not expect.
+    """Prepares the loop of a test that is a coroutine function, and fails after an unexpected report
+    to the loop's exception handler.
 
-    It exists before the loop and ends after it, so that reports during the closing of the loop
-    count, too.
+    The fixture starts before the loop and ends after it, so that reports during the closing of the
+    loop count, too.
     """
     if request.node.get_closest_marker("asyncio") is None:
         yield
@@ -97,14 +97,13 @@ def nothing_is_reported(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=LOOP_FACTORIES)
 def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
-    """One of the kinds of loop."""
+    """A factory for each kind of loop."""
     return LOOP_FACTORIES[request.param]
 
 
 @pytest.fixture
 def reports() -> list[Report]:
-    """The calls of the loop's exception handler, in order. A test that asks for them allows
-    them."""
+    """The calls of the loop's exception handler, in order. A test with this fixture allows them."""
     return []
 
 
@@ -162,7 +161,7 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
             try:
                 out, err = process.communicate(given, timeout)
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # those that it has started, too
+                os.killpg(process.pid, signal.SIGKILL)  # its child processes, too
                 raise
         assert process.returncode == status, (
             f"{command} ended with {process.returncode}:\n{out}\n{err}"
@@ -174,9 +173,9 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def no_watcher_of_sse_starlettes() -> Iterator[None]:
-    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two
-    jumps a second. It also ends each stream at once, in every later test of the process, after one
-    uvicorn there was stopped, and remembers that."""
+    """Switches off a task of sse-starlette that checks twice a second whether a uvicorn must stop,
+    for ever: on virtual time, two jumps a second. After one uvicorn of the process has stopped, this
+    task would also end each stream at once in all later tests."""
     from sse_starlette.sse import AppStatus
 
     AppStatus.disable_automatic_graceful_drain()
@@ -186,9 +185,9 @@ def no_watcher_of_sse_starlettes() -> Iterator[None]:
 
 
 class SparkInTwoProcesses(LoadScopeScheduling):
-    """Hands out tests one by one, but those on Spark as two: one for those that share a session,
-    one for those that start Spark as processes of their own. (pytest-xdist's groups do not get
-    through to pytest 9.2.)"""
+    """Distributes tests one by one, except for two groups of tests on Spark: tests that share a
+    session, and tests that start Spark in processes of their own. (pytest-xdist's groups do not work
+    with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")

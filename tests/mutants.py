@@ -40,7 +40,7 @@ NEAREST = {
     "observer_group": ("test_observers.py",),
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
 }
-"""The tests of modules that have more than one file, or none of their name."""
+"""Test files of modules that have several, or none with the module's name."""
 
 LEFT_OUT = {
     "__init__",
@@ -52,7 +52,7 @@ LEFT_OUT = {
     "states",
     "statistics",
 }
-"""Modules without a mechanism, and those of other gates."""
+"""Modules without a mechanism, and modules tested by other gates."""
 
 NOT_MUTATED = {"_check", "__repr__", "__reduce_ex__"}
 """Functions for tests and for messages."""
@@ -69,9 +69,9 @@ class Mutant:
 
     Attributes:
         module: the name of its file, without `.py`.
-        line: where the change is.
-        change: the old text and the new one, in one line.
-        source: of the whole module.
+        line: line number of the change.
+        change: the old and the new text, in one line.
+        source: source of the whole changed module.
     """
 
     module: str
@@ -81,8 +81,8 @@ class Mutant:
 
 
 def mutants_of(source: str) -> list[tuple[int, int]]:
-    """The mutants of a module, in the order of its lines: the number of a place, and of its
-    replacement."""
+    """The mutants of a module, in the order of its lines: pairs of the numbers of a place and of
+    its replacement."""
     places = enumerate(_places(ast.parse(source)))
     return [
         (number, which)
@@ -92,7 +92,7 @@ def mutants_of(source: str) -> list[tuple[int, int]]:
 
 
 def make(module: str, source: str, number: int, which: int) -> Mutant:
-    """One of `mutants_of` a module."""
+    """Creates a mutant, given its numbers from `mutants_of`."""
     tree = ast.parse(source)
     parent, field, index, node = list(_places(tree))[number]
     new = list(_replacements(node))[which]
@@ -191,7 +191,7 @@ class Copy:
         return [file.name for file in files if file.name not in names]
 
     def passes(self, names: Sequence[str]) -> bool:
-        """Whether the tests of these files pass; one that takes three times as long does not."""
+        """Whether the tests of these files pass, within three times the usual time."""
         key = " ".join(names)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
         command += [f"tests/core/{name}" for name in names]
@@ -218,7 +218,7 @@ class Copy:
         return done.returncode == 0
 
     def noticed_by(self, mutant: Mutant, in_folder: bool) -> str:
-        """The kind of file that notices a mutant: "nearest", "folder", or nothing."""
+        """The kind of file that notices a mutant: "nearest", "folder", or ""."""
         file = self.core / f"{mutant.module}.py"
         original = file.read_text()
         nearest = self.nearest(mutant.module)
@@ -232,8 +232,8 @@ class Copy:
 
 
 def run(options: argparse.Namespace) -> tuple[int, int, int]:
-    """Tests the mutants that were asked for; returns how many the nearest file and the folder have
-    noticed, and how many were tested."""
+    """Tests the requested mutants. Returns the numbers of mutants noticed by the nearest file,
+    noticed by the folder, and tested."""
     begin = time.monotonic()
     noticed = {"nearest": 0, "folder": 0, "": 0}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -264,7 +264,7 @@ def parser() -> argparse.ArgumentParser:
         description="Breaks random lines of the core and reports which tests notice."
     )
     made.add_argument("--count", type=int, default=20, help="mutants to test (default: 20)")
-    made.add_argument("--seed", type=int, default=1, help="of what is chosen (default: 1)")
+    made.add_argument("--seed", type=int, default=1, help="seed of the random choice (default: 1)")
     made.add_argument(
         "--module", action="append", help="only mutants of this module of the core; may be repeated"
     )

@@ -1,17 +1,17 @@
-"""``python tests/soak.py``: each public call a hundred thousand times and more, and what memory
-each has left behind.
+"""``python tests/soak.py``: each public call a hundred thousand times and more, and the memory that it
+leaves in use.
 
-The loop runs on virtual time, which moves on by 10 ms every eighth cycle, and Python's collector of
+The loop runs on virtual time, which advances by 10 ms every eighth cycle, and Python's collector of
 reference cycles is off. Objects and memory in use are counted after the warm-up, a tenth as long,
 and at the end. The growth:
 
-    blocks  of memory that Python's allocator has handed out, one or two for each object: none, however many cycles
-    RSS     the highest use of the process; it includes memory outside of Python's objects, such as tables
-    cyclic  objects in reference cycles: what only the collector could free
+    blocks  blocks of Python's allocator, one or two for each object; must not grow with the cycles
+    RSS     peak memory of the process; includes memory outside of Python's objects, such as tables
+    cyclic  objects in reference cycles, which only the collector can free
 
-Purgatories that were made and dropped, and operations whose hooks raise, are left to the collector,
-which is on then. A journal's rows wait for its thread: it warms up for as long as it is counted,
-and is judged by RSS alone.
+Purgatories that are created and dropped, and operations whose hooks raise, need the collector, which
+is on for them. A journal's rows wait for its thread: its warm-up is as long as the count, and it is
+judged by RSS alone.
 """
 
 import argparse
@@ -32,24 +32,24 @@ from soak_calls import BUFFERED, CALLS, COLLECTED, Cycle
 from purgatory.testing import VirtualTimeLoop
 
 MAX_BLOCKS_PER_CYCLE, MAX_BYTES_PER_CYCLE = 0.001, 1.0
-"""Blocks of Python's allocator, and bytes of the process ..."""
+"""Limits of the growth per cycle: blocks of Python's allocator, and bytes of the process."""
 MAX_TRANSIENT_BLOCKS, MAX_TRANSIENT_BYTES = 1_000, 1_000_000
-"""... beyond so many, which come and go."""
+"""Growth that is allowed in addition, because it varies over time."""
 
 STEP_CYCLES, STEP_SECONDS = 8, 0.01
-"""After so many cycles time moves on by so many seconds."""
+"""The number of cycles between two advances of the time, and the length of an advance in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What some cycles of a call have left behind."""
+    """The memory left in use by some cycles of a call."""
 
     cycles: int
     blocks: int
     bytes: int
-    """Zero unless `tracemalloc` traces, which takes its time."""
+    """Traced bytes; zero unless the slow `tracemalloc` is on."""
     rss: int
-    """In bytes."""
+    """Growth of the peak memory, in bytes."""
     cyclic: int
     seconds: float
 
@@ -58,8 +58,8 @@ def soak(name: str, *stages: int) -> list[Figures]:
     """Runs one of `CALLS` for the given cycles in each stage, on a loop of its own.
 
     Args:
-        name: of the call.
-        stages: cycles each; the first one warms up.
+        name: name of the call.
+        stages: number of cycles of each stage; the first stage is the warm-up.
 
     Returns:
         The figures of each stage but the first.
@@ -101,16 +101,16 @@ async def _run(cycle: Cycle, first: int, cycles: int) -> None:
 
 
 def main() -> int:
-    """Runs the program; 1 if anything was not flat."""
+    """Runs the program. Returns 1 if the memory of any call grew."""
     parser = argparse.ArgumentParser(
-        description="Each public call over and over: what it leaves in memory."
+        description="Repeats each public call, and reports the memory that it leaves in use."
     )
     parser.add_argument(
         "--cycles",
         type=int,
         default=100_000,
         metavar="N",
-        help="of each call (default: %(default)s)",
+        help="cycles of each call (default: %(default)s)",
     )
     parser.add_argument(
         "--only",
@@ -129,7 +129,7 @@ def main() -> int:
     print(f"{'call':48} {'blocks':>7} {'RSS kB':>7} {'cyclic':>7} {'µs a cycle':>10}")
     processes = get_context(
         "spawn"
-    )  # each in one of its own: leftovers of another would hide its growth
+    )  # each in its own process: leftovers of another call would hide its growth
     are_flat = True
     for name in names:
         with processes.Pool(1) as pool:

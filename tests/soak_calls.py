@@ -1,9 +1,9 @@
-"""What `soak` does over and over: each public call that waits, ends a wait or limits one, in each
-way it can end.
+"""The calls that `soak` repeats: each public call that waits, ends a wait or limits a wait, with each
+of its possible ends.
 
-Each entry of `CALLS` makes its objects once and gives a cycle: a coroutine function of the
-cycle's number, which does the call once, checks how it ended and leaves nothing behind. Keys are
-new in each cycle, so that leftovers of a key show.
+Each entry of `CALLS` creates its objects once and returns a cycle: a coroutine function of the
+cycle's number, which makes the call once, checks its end and leaves no object behind. Keys are new
+in each cycle, so that leftovers of a key show.
 """
 
 import asyncio
@@ -43,13 +43,11 @@ COLLECTED = {
     "operation: a hook raises",
     "wait_for, its predicate raises",
 }
-"""What makes a purgatory and drops it: the parts of one know each other, and go when the collector
-comes. And operations one of whose hooks raises: the traceback of the exception leads back to
-them."""
+"""Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts refer
+to each other, or an operation with a failed hook, to which the exception's traceback refers."""
 
 BUFFERED = {"Journal, as observer"}
-"""What has a thread that is late by as much as it likes: its rows wait in memory, up to a bound,
-and come and go."""
+"""Calls with a thread that may run late: a varying, bounded number of rows waits in memory."""
 
 CANCELLED, WELL = asyncio.CancelledError, type(None)
 
@@ -83,18 +81,18 @@ def cycle(
 def check(is_so: object) -> None:
     """An assertion that holds under ``-O`` as well."""
     if not is_so:
-        raise AssertionError("a call of the soak did not do what it should")
+        raise AssertionError("a call of the soak had a wrong result")
 
 
 def soon(function: Callable[..., object], *args: Any) -> None:
-    """Has a function called from the loop, if a hook in it raises: called here, the exception would
-    hold a cycle's task."""
+    """Calls a function whose hook raises, from the loop: called directly, its exception would refer
+    to the cycle's task."""
     asyncio.get_running_loop().call_soon(function, *args)
 
 
 async def end(task: "asyncio.Task[Any]", kind: type) -> None:
-    """Waits until `task` has ended, which must be with an exception of this `kind`; nothing is
-    raised here, which would make a cycle of the soak's own: exception, traceback, frame, task."""
+    """Waits until `task` has ended, and checks that it ended with an exception of this `kind`.
+    Raises no exception, which would create a reference cycle: exception, traceback, frame, task."""
     await asyncio.wait((task,))
     check((CANCELLED if task.cancelled() else type(task.exception())) is kind)
 

@@ -2,10 +2,10 @@
 other timers get.
 
 A million timers are due within 262 s, all in one wide bucket, which cascades into narrower ones
-before it begins. We watch twice: while that bucket cascades, and from shortly before it begins. The
-loop's clock is moved on in between, while nothing is due, which only asyncio's allows. All the
-time, short timers are started on the same wheel. A callback that runs in every iteration of the
-loop measures how long the iterations are, in CPU time; lateness is by the clock.
+before it begins. We watch twice: while that bucket cascades, and from shortly before it begins. In
+between, while no timer is due, the loop's clock jumps ahead, which only asyncio's loop allows. Short
+timers are started on the same wheel during the whole measurement. A callback that runs in every
+iteration of the loop measures the iterations, in CPU time; lateness is by the clock.
 """
 
 import argparse
@@ -29,25 +29,25 @@ from purgatory.pipeline._programs import Program
 
 TIMERS = 1_000_000
 SPREAD = 262.144
-"""Seconds over which they are due: a bucket of the third level, by default."""
+"""Seconds over which the timers are due: a bucket of the third level, by default."""
 
 TICK = 0.001
 SHORT_TIMEOUT = 0.02
 SHORT_INTERVAL = 0.001
-"""A short timer is started each time that so many seconds have passed."""
+"""Seconds between the starts of two short timers."""
 
 CHANGED_SHARE = 0.1
-"""The part of all timers that is cancelled while they cascade, and the part that is postponed."""
+"""The share of timers that is cancelled during the cascade; an equal share is postponed."""
 CHANGES_PER_ITERATION = 40
-"""So many of each in an iteration of the loop."""
+"""Number of cancelled, and of postponed, timers per iteration of the loop."""
 POSTPONED_BY = 60.0
 
 LEAD_SECONDS = 1.5
-"""What is watched before anything begins."""
+"""Seconds watched before the cascade, and before the first timer is due."""
 CASCADING_SECONDS = 12.0
-"""What is watched after the wide bucket has begun to cascade."""
+"""Seconds watched after the wide bucket starts to cascade."""
 EXPIRING_SECONDS = 6.0
-"""What is watched after the first timers were due."""
+"""Seconds watched after the first timers are due."""
 
 Order = Literal["in order", "reversed", "random", "changed meanwhile"]
 CASES: tuple[tuple[int, Order], ...] = (
@@ -77,12 +77,12 @@ class Figures:
 
 
 class MovableLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be moved on."""
+    """A loop whose clock can jump ahead."""
 
     offset = 0.0
 
     def time(self) -> float:
-        """As asyncio's."""
+        """Like asyncio's, plus `offset`."""
         return super().time() + self.offset
 
 
@@ -120,7 +120,7 @@ def measure(wheel_size: int, order: Order, timers: int, seed: int, quick: bool =
 
 
 class Lateness:
-    """A timer's callback, which appends how late it is."""
+    """A timer's callback, which appends its lateness."""
 
     __slots__ = ("late", "loop", "task")
 
@@ -156,7 +156,7 @@ class Cascade:
         """When the wide bucket begins. The buckets into which it cascades are as wide as
         `narrower`."""
         self.lead = span
-        """It cascades from so many seconds before on."""
+        """Seconds from the start of the cascade to the begin of the wide bucket."""
 
     async def measure(self, speed: float) -> Figures:
         """Loads the wheel, and watches it twice."""
@@ -166,7 +166,7 @@ class Cascade:
         changed = self.rng.sample(tasks, round(2 * CHANGED_SHARE * len(tasks)))
         tasks.clear()
         gc.collect()
-        gc.freeze()  # garbage from making them is not the cascade's
+        gc.freeze()  # garbage from creating them does not belong to the cascade
         self._move_clock(cascades_at - LEAD_SECONDS * speed)
         with LoopProbe() as probe:
             if self.order == "changed meanwhile":
@@ -209,7 +209,7 @@ class Cascade:
         return lateness.task
 
     async def _watch(self, until: float) -> None:
-        """Starts short timers until then. The loop never sleeps meanwhile."""
+        """Starts short timers until the time `until`. The loop never sleeps meanwhile."""
         next_start = self.loop.time()
         while (now := self.loop.time()) < until:
             if now >= next_start:
@@ -221,8 +221,8 @@ class Cascade:
             await asyncio.sleep(0)
 
     def _change(self, tasks: Iterator[TimerTask]) -> None:
-        """Cancels some and postpones as many, in each iteration of the loop until there are no
-        more."""
+        """Cancels some timers and postpones as many, in each iteration of the loop until `tasks` is
+        empty."""
         for _ in range(CHANGES_PER_ITERATION):
             cancelled, postponed = next(tasks, None), next(tasks, None)
             if cancelled is None or postponed is None:
@@ -251,7 +251,7 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
         "ours ms",
     )
     result = plain_table(
-        "How late a cascade makes anybody", caption, ("wheel", "order"), numbers, quick
+        "How late timers are in a cascade", caption, ("wheel", "order"), numbers, quick
     )
     for each in figures:
         late = (
@@ -274,7 +274,7 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
 
 PROGRAM = Program(
     "cascade",
-    "A million deadlines in one wide bucket of the wheel: how late they and others are.",
+    "A million deadlines in one wide bucket of the wheel: how late are these and other timers?",
     add_arguments,
     run,
 )

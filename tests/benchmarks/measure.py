@@ -28,16 +28,16 @@ SETTLING_ITERATIONS = 2
 WARM_UP_ROUNDS = 5
 
 _collections: list[Callable[[str, dict[str, int]], None]] = getattr(gc, "callbacks", [])
-"""What is called at each garbage collection; nothing on PyPy, whose stalls include it."""
+"""Callbacks of each garbage collection; unused on PyPy, whose stalls include collections."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Batch = Callable[[], Awaitable[None]]
-"""`BATCH` operations, which are timed."""
+"""Does `BATCH` operations, which are timed."""
 
 Contender = Iterator[Batch]
-"""One side of a comparison. What it does to prepare its next batch is not timed."""
+"""One side of a comparison. Preparing the next batch is not timed."""
 
 
 class Unmeasurable(Exception):
@@ -150,12 +150,12 @@ class LoopProbe:
 
     def __init__(self) -> None:
         self.max_stall = 0.0
-        """In seconds."""
+        """Longest gap, in seconds."""
         self.max_own_stall = 0.0
-        """The same without Python's garbage collection, which takes as long as there are
+        """Longest gap without Python's garbage collection, whose time grows with the number of
         objects."""
         self._collecting = 0.0
-        """What that has taken since the last run."""
+        """Seconds of garbage collection since the last run."""
         self._loop = asyncio.get_running_loop()
         self._running = False
         self._last_run = 0.0

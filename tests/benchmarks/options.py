@@ -77,7 +77,7 @@ def positive(text: str) -> int:
     """A whole number, at least one."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
     return number
 
 
@@ -88,7 +88,7 @@ def more_than_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0.0 < number < inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, more than zero")
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
     return number
 
 
@@ -97,7 +97,7 @@ def loops(name: str) -> tuple[LoopName, ...]:
     if name == "asyncio":
         return ("asyncio",)
     if name not in ("uvloop", "both"):
-        raise argparse.ArgumentTypeError(f"{name!r} is not one of asyncio, uvloop, both")
+        raise argparse.ArgumentTypeError(f"expected asyncio, uvloop or both, got {name!r}")
     if not has_uvloop():
         raise argparse.ArgumentTypeError(
             f"{name!r} needs uvloop, which is not installed: pip install uvloop"
@@ -106,5 +106,5 @@ def loops(name: str) -> tuple[LoopName, ...]:
 
 
 def has_uvloop() -> bool:
-    """Whether uvloop is installed, which Windows does not have."""
+    """Whether uvloop is installed; it does not exist for Windows."""
     return importlib.util.find_spec("uvloop") is not None

@@ -1,5 +1,5 @@
-"""``python tests/benchmarks relay``: waits that complete in another process, ours and what people
-write by hand.
+"""``python tests/benchmarks relay``: waits that complete in another process, with a relay and by
+hand.
 
 One process waits for the next version of each of 200 keys, another one writes them at a rate.
 Latency is from the call of the write in one to the answer of the wait in the other; CPU is the
@@ -38,10 +38,10 @@ from benchmarks.relay_process import lines_of
 from benchmarks.relay_servers import (
     ask,
     cpu_of_redis,
-    go_on,
     own_redis,
     process,
     read_line,
+    resume,
     stored_bytes,
 )
 from benchmarks.replies import report_replies
@@ -60,8 +60,8 @@ KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
 """Seconds after which an answer counts as lost."""
 SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0, "channels": 60.0}
-"""For how many seconds after the last write those who wait may still be answered. Theirs may have
-lost it for ever."""
+"""Seconds after the last write within which waits may still be answered. By hand, the write may be
+lost for ever."""
 
 Row = dict[str, Any]
 
@@ -171,7 +171,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def reduced(full: int, options: argparse.Namespace) -> int:
-    """How many to take where a full run takes `full`."""
+    """`full`, reduced in a quick run."""
     return full // QUICK_DIVISOR if options.quick else full
 
 
@@ -317,10 +317,10 @@ def cost_of_news(url: str, count: int, is_waiting: bool, options: argparse.Names
         for child in (*listeners, *writers):
             read_line(child)
         for child in writers:
-            go_on(child)
+            resume(child)
         written = [json.loads(read_line(child)) for child in writers]
         for child in listeners:
-            go_on(child)
+            resume(child)
         listened = [json.loads(read_line(child)) for child in listeners]
     writes, took = (
         sum(len(each["writes"]) for each in written),
@@ -353,7 +353,7 @@ def medians_of(rows: Sequence[Row]) -> Row:
 
 
 def measured(job: dict[str, Any], is_killed: bool) -> Row:
-    """One row: a process that waits, one that only listens, and one that writes."""
+    """One row, from three processes: one waits, one only listens, one writes."""
     url, way = job["url"], job["way"]
     job["settle_timeout"] = SETTLE_TIMEOUTS[way]
     with (
@@ -363,7 +363,7 @@ def measured(job: dict[str, Any], is_killed: bool) -> Row:
     ):
         for child in (waiter, listener, writer):
             read_line(child)
-        go_on(writer)
+        resume(writer)
         until = time.monotonic() + job["seconds"]
         while is_killed and time.monotonic() < until:
             ask(url, "CLIENT KILL TYPE pubsub")
@@ -372,9 +372,9 @@ def measured(job: dict[str, Any], is_killed: bool) -> Row:
         last: dict[str, int] = {}
         for key, version, _ in writes:
             last[key] = max(version, last.get(key, 0))
-        go_on(waiter, last)
+        resume(waiter, last)
         waited = json.loads(read_line(waiter))
-        go_on(listener, {})
+        resume(listener, {})
         listened = json.loads(read_line(listener))
     return {
         "way": way,
@@ -387,7 +387,7 @@ def measured(job: dict[str, Any], is_killed: bool) -> Row:
 
 
 def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Row:
-    """Latencies of the answers to each version that was written, and how many were lost."""
+    """Latencies of the answers to each written version, and the number of lost answers."""
     written_at = {(key, version): at for key, version, at in writes}
     answered: dict[str, list[tuple[int, float]]] = {}
     for key, version, at in waited["answers"]:
@@ -456,7 +456,7 @@ def table_of_sizes(rows: list[Row], options: argparse.Namespace) -> Table:
     caption += " and written again; memory of the process then, and of the store."
     numbers = (
         "writing",
-        "beginning to wait",
+        "starting to wait",
         "answering",
         "process, written",
         "process, waiting",
@@ -477,7 +477,7 @@ def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
         f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. "
         "CPU is for each write."
     )
-    numbers = ("writes", "p50", "p99", "CPU of who waits", "of who waits for another", "of Redis")
+    numbers = ("writes", "p50", "p99", "CPU: waiting", "waiting for another key", "Redis")
     table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
     for row in rows:
         way = "one for all (relay)" if row["way"] == "ours" else "one for each key"
@@ -490,7 +490,7 @@ def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
 
 PROGRAM = Program(
     "relay",
-    "Waits that complete in another process, against what people write by hand.",
+    "Waits that complete in another process, against the same by hand.",
     add_arguments,
     run,
 )

@@ -33,16 +33,16 @@ from purgatory.relay import _store_sync as store_sync
 LEAVE_DELAY = store_sync.LEAVE_DELAY
 
 AT_ONCE = 200
-"""How many tasks are begun in one iteration of the loop."""
+"""Number of tasks started in one iteration of the loop."""
 MAX_WRITES = 10_000
-"""How many writes are under way."""
+"""Limit of writes in flight."""
 
 CLIENT_OPTIONS: dict[str, Any] = {
     "max_connections": 5_000,
     "socket_timeout": None,
     "socket_connect_timeout": None,
 }
-"""Those who write by hand have as many connections, and as much time, as they need."""
+"""Options of the clients by hand: enough connections, and no time limits."""
 
 
 class Ours:
@@ -144,13 +144,13 @@ WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs, "channe
 
 
 def lines_of(way: str) -> int:
-    """How many lines it takes, without blank ones and what both have in common."""
+    """Lines of code of a way, without blank lines and the lines that all ways share."""
     lines = [line for line in inspect.getsource(WAYS[way]).splitlines()[2:] if line.strip()]
     return len(lines)
 
 
-async def until_told_to_go_on() -> Any:
-    """Returns the message on standard input, when that is there."""
+async def until_resumed() -> Any:
+    """Waits for the message on standard input, and returns it."""
     print("ready", flush=True)
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
@@ -184,8 +184,8 @@ class Waits:
 
 
 async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for the next version of each key, again and again, or once for each with a given number
-    of waits at a time; without keys, for one that is never written."""
+    """Waits for the next version of each key, repeatedly, or once for each key with a given number
+    of waits at a time; without keys, for a key that is never written."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     waits = Waits(way)
@@ -205,11 +205,11 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
     if job["work"] == "wait once":
         tasks = [asyncio.create_task(wait_once_for_each()) for _ in range(job["at_once"])]
     else:
-        names = [f"key{number}" for number in numbers] or ["nobody writes this"]
+        names = [f"key{number}" for number in numbers] or ["never written"]
         tasks = [asyncio.create_task(wait_again_and_again(name)) for name in names]
     await asyncio.sleep(0.3)
     cpu = time.process_time()
-    last = await until_told_to_go_on()
+    last = await until_resumed()
     await waits.until_answered(last, job["settle_timeout"])
     result = {"answers": waits.answers, "cpu": time.process_time() - cpu}
     if isinstance(way, Ours):
@@ -225,8 +225,8 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Writes keys at a rate, at random or in order, after the signal to start; returns when each
-    write started."""
+    """Writes keys at a rate, at random or in order, after the signal to start. Returns the start of
+    each write."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     writes: list[tuple[str, int, float]] = []
@@ -238,7 +238,7 @@ async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
         with suppress(RedisError, RelayUnavailable):
             writes.append((key, await way.write(key), start))
 
-    await until_told_to_go_on()
+    await until_resumed()
     start, number = time.monotonic(), 0
     count = int(job["seconds"] * job["rate"])
     while number < count:
@@ -274,12 +274,10 @@ async def listen(job: dict[str, Any]) -> dict[str, Any]:
             counted(follower.on_message),
             counted(follower.on_hint),
         )
-        waiting = (
-            asyncio.create_task(relay.wait("nobody writes this", 0)) if job["is_waiting"] else None
-        )
+        waiting = asyncio.create_task(relay.wait("never written", 0)) if job["is_waiting"] else None
         await asyncio.sleep(1.0 if waiting else 2.0 * LEAVE_DELAY + 1.0)
         cpu = time.process_time()
-        await until_told_to_go_on()
+        await until_resumed()
         result = {
             "cpu": time.process_time() - cpu,
             "received": relay.statistics().received,
@@ -292,8 +290,8 @@ async def listen(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
-    """The cost of joining the changes and of leaving them: waits that do both, less the same number
-    of waits that do neither."""
+    """The cost of joining and leaving the changes: the cost of waits that do both, minus the cost of
+    as many waits that do neither."""
     joined: list[float] = []
 
     async def cpu_of_waits(leave_delay: float) -> float:
@@ -312,7 +310,7 @@ async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
             for _ in range(job["times"]):
                 began = time.monotonic()
                 with suppress(TimeoutError):
-                    await relay.wait("nobody writes this", 0, 0.03)
+                    await relay.wait("never written", 0, 0.03)
                 await asyncio.sleep(0.03)
             return time.process_time() - cpu
 
@@ -337,7 +335,7 @@ async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
         tasks = [asyncio.ensure_future(wait(key, seen)) for key in keys]
         while (relay.statistics().watched if seen == 0 else plain.pending) < count:
             await asyncio.sleep(0.01)
-        await relay.version("last")  # after all that was asked before
+        await relay.version("last")  # after all earlier reads
         await asyncio.sleep(0.5)
         result = {"bytes": resident_bytes() - before}
         for task in tasks:
@@ -365,7 +363,7 @@ async def grow(job: dict[str, Any]) -> dict[str, Any]:
                 if len(tasks) % AT_ONCE == 0:
                     await asyncio.sleep(0.0)
             await asyncio.sleep(0.0)
-            await relay.version("last")  # after all that was asked before
+            await relay.version("last")  # after all earlier reads
         waited = resident_bytes() - before
         with LoopProbe() as answering:
             await write_all(relay, keys)

@@ -137,8 +137,8 @@ def read_line(child: Child) -> str:
     return text
 
 
-def go_on(child: Child, message: object = None) -> None:
-    """Sends a message to a process, and closes its standard input."""
+def resume(child: Child, message: object = None) -> None:
+    """Resumes a waiting process: sends a message and closes its standard input."""
     assert child.stdin is not None
     child.stdin.write(json.dumps(message))
     child.stdin.close()

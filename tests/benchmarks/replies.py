@@ -1,4 +1,4 @@
-"""``python tests/benchmarks relay --replies``: what `deliver` and `receive` cost.
+"""``python tests/benchmarks relay --replies``: the cost of `deliver` and `receive`.
 
 For each store: deliveries of 200 bytes a second, one by one and 2,000 at once, against the store's
 client alone, which settles a key without a message (both alternate); the latency from the call of
@@ -19,9 +19,9 @@ from rich.console import Console
 
 from benchmarks.relay_servers import (
     field_of_redis,
-    go_on,
     process,
     read_line,
+    resume,
     stored_bytes,
     stored_replies,
 )
@@ -35,9 +35,9 @@ TTL = 5.0
 SWEPT_WITHIN = 600.0
 """Seconds for a store to remove expired replies."""
 STABLE_FOR = 10
-"""Seconds without a change of its size after which a store gives nothing more back."""
+"""Seconds without a change after which the store's size counts as final."""
 MAX_GIVING_BACK = 60
-"""Seconds after which it is no longer waited for."""
+"""Limit of the wait for the store's final size, in seconds."""
 
 Row = dict[str, Any]
 
@@ -54,7 +54,10 @@ def report_replies(
     divisor = 10 if options.quick else 1
     rows = [row_of_store(url, expired, divisor, options) for url in urls]
     caption = f"200 bytes each. Idle: CPU of a process without waits at {options.rate:,} deliveries a second. "
-    caption += f"Store: before, at most, and after {expired:,} replies have expired; memory: the growth of the delivering process."
+    caption += (
+        f"Store: before, at most, and after {expired:,} replies have expired; memory: the growth of "
+        "the delivering process."
+    )
     numbers = ("bare", "alone", "2,000 at once", "p50", "p99", "idle")
     numbers += ("memory", "before", "at most", "after", "swept in")
     table = plain_table("purgatory, relay: replies", caption, ("store",), numbers, options.quick)
@@ -115,7 +118,7 @@ def latency_of(url: str, way: str, count: int) -> Row:
 
 
 def connections_of(url: str) -> int:
-    """How many clients a Redis has, without the one that asks; 0 of other stores."""
+    """The number of a Redis's clients, without the client of this call; 0 for other stores."""
     if not url.startswith("redis"):
         return 0
     return int(field_of_redis(url, "clients", "connected_clients")) - 1
@@ -126,7 +129,7 @@ def share_of_idle(job: dict[str, Any], rate: int, seconds: float) -> float:
     with process({**job, "work": "idle"}, MODULE) as child:
         read_line(child)
         answer_of({**job, "work": "load", "rate": rate, "seconds": seconds})
-        go_on(child)
+        resume(child)
         return float(json.loads(read_line(child))["share"])
 
 
@@ -140,7 +143,7 @@ def sizes_of_expired(url: str, expired: int) -> Row:
     job = {"url": url, "prefix": prefix, "work": "expire", "ttl": TTL}
     with process({**job, "count": 1}, MODULE) as child:  # makes the tables
         read_line(child)
-        go_on(child)
+        resume(child)
         read_line(child)
     before = most = stored_bytes(url, prefix)
     left = stored_replies(url, prefix) if url.startswith("redis") else 0
@@ -155,7 +158,7 @@ def sizes_of_expired(url: str, expired: int) -> Row:
         while len(sizes) < MAX_GIVING_BACK and not is_stable(sizes):
             sizes.append(stored_bytes(url, prefix))
             time.sleep(1.0)
-        go_on(child)
+        resume(child)
         memory = json.loads(read_line(child))["memory"]
         child.wait()  # then SQLite has removed its log
     after = stored_bytes(url, prefix)

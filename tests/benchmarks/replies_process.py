@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.process import resident_bytes
-from benchmarks.relay_process import CLIENT_OPTIONS, until_told_to_go_on
+from benchmarks.relay_process import CLIENT_OPTIONS, until_resumed
 from purgatory.relay import Relay
 from purgatory.relay import _store_sync as store_sync
 
@@ -114,7 +114,7 @@ async def expire(job: dict[str, Any]) -> dict[str, int]:
             keys = [f"key{number}" for number in range(first, last)]
             await asyncio.gather(*(relay.deliver(key, VALUE, ttl=job["ttl"]) for key in keys))
             peak = max(peak, resident_bytes())
-        await until_told_to_go_on()
+        await until_resumed()
         return {"memory": peak - before}
 
 
@@ -231,7 +231,7 @@ async def idle(job: dict[str, Any]) -> dict[str, float]:
     async with Relay(job["url"], prefix=job["prefix"], timeout=60.0):
         await asyncio.sleep(2.0 * store_sync.LEAVE_DELAY + 1.0)
         cpu, begun = time.process_time(), time.monotonic()
-        await until_told_to_go_on()
+        await until_resumed()
         return {"share": (time.process_time() - cpu) / (time.monotonic() - begun)}
 
 

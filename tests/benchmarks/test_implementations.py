@@ -155,7 +155,7 @@ async def test_check_completes_only_satisfied_requests_of_its_key(
     await asyncio.sleep(0.005)
     recorder.run_state.now_ms = 5
     recorder.implementation.check_and_complete("a")
-    recorder.implementation.check_and_complete("nobody's")
+    recorder.implementation.check_and_complete("unwatched")
     await asyncio.sleep(0)
     assert {name: outcome for name, (outcome, _) in recorder.ended.items()} == {
         "ready": "completed"

@@ -98,7 +98,7 @@ def test_older_checkout_alternates_and_each_row_shows_change(
     )
     assert bytes_["before"] > 0 < bytes_["after"] and bytes_["before_figure"] is None
     printed = capsys.readouterr().out
-    assert "timer-1s-0 on asyncio: " in printed and "of what it was" in printed
+    assert "timer-1s-0 on asyncio: " in printed and "of the earlier cost" in printed
 
 
 SLOWER = """

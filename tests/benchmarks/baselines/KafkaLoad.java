@@ -16,11 +16,11 @@ import org.apache.kafka.server.purgatory.DelayedOperationKey;
 import org.apache.kafka.server.purgatory.DelayedOperationPurgatory;
 
 /**
- * Takes Kafka's purgatory, or an empty one, through a workload, as `driver.py` does on an event loop. Prints what it measured, a
- * fact a line.
+ * Takes Kafka's purgatory, or an empty purgatory, through a workload, as `driver.py` does on an event loop. Prints its
+ * measurements, one per line.
  *
- * The workload is a file of integers: the timeout, the size of a payload and the number of requests to warm up with; then how
- * many requests arrive in each millisecond, how long each of them takes, and what keys they watch, each after its number.
+ * The workload is a file of integers: the timeout, the size of a payload and the number of requests to warm up with; then the
+ * number of requests that arrive in each millisecond, the latency of each request, and their keys, each list after its length.
  */
 public class KafkaLoad {
     static final int BATCH = 256;
@@ -33,7 +33,7 @@ public class KafkaLoad {
     record Key(String keyLabel) implements DelayedOperationKey {}
 
     record Workload(int[] arrivals, int[] latenciesMs, List<List<Key>> keySets) {
-        /** Its first requests. */
+        /** The first requests of the workload. */
         Workload first(int requests) {
             int[] firstArrivals = new int[arrivals.length];
             int left = requests;
@@ -45,7 +45,7 @@ public class KafkaLoad {
         }
     }
 
-    /** What the requests of one run share. */
+    /** The state shared by the requests of one run. */
     static final class Run {
         final AtomicInteger answered = new AtomicInteger();
         final long[] latenessUs;
@@ -125,7 +125,7 @@ public class KafkaLoad {
         }
     }
 
-    /** Keeps nothing: what it costs is the generator's own share. */
+    /** Keeps no requests: its cost is the generator's own share. */
     static final class Empty implements Purgatory {
         static final class Unkept implements Request {
             final Run run;

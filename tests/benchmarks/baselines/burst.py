@@ -1,5 +1,5 @@
-"""``python tests/benchmarks burst``: everything at once, and how long other callbacks of the loop
-have to wait.
+"""``python tests/benchmarks burst``: all requests end at once; how long do other callbacks of the loop
+have to wait?
 
 ``expiry``: all requests are due in the same tick. ``check``: all watch one key, and one
 `check_and_complete` completes them. A callback that runs in every iteration of the loop measures
@@ -34,19 +34,18 @@ from purgatory.pipeline._programs import Program
 SIZES = (10_000, 100_000, 1_000_000)
 KINDS: tuple["Kind", ...] = ("expiry", "check")
 LOOK_AHEAD = 0.6
-"""Seconds before the expiry at which the measurement begins, because what is done ahead counts,
-too."""
+"""Seconds from the start of the measurement to the expiry, because work done ahead counts, too."""
 
 SECONDS_TO_WATCH_ONE = 30e-6
-"""Several times what it takes."""
+"""Seconds allowed for each request; several times the usual time."""
 
 Kind = Literal["expiry", "check"]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How long others had to wait: the median of the iterations in which a request ended, and the
-    longest of all.
+    """How long other callbacks had to wait: the median of the iterations in which a request ended,
+    and the longest of all.
 
     `total_ms` is the CPU time of all iterations in which a request ended.
     """
@@ -106,7 +105,7 @@ async def _expire(named: Named, requests: int) -> IterationProbe:
             implementation.new_request(run_state, deadline - loop.time(), NEVER_MS), (number,)
         )
     await asyncio.sleep(0)
-    gc.collect()  # garbage from making them is not the burst's
+    gc.collect()  # garbage from creating them does not belong to the burst
     ahead = deadline - LOOK_AHEAD - loop.time()
     if ahead < -LOOK_AHEAD:
         raise Unmeasurable(

@@ -32,7 +32,7 @@ JARS: Final = (
 QUIET: Final = "org.slf4j:slf4j-nop:1.7.36"
 PROGRAM: Final = Path(__file__).with_name("KafkaLoad.java")
 WARM_UP: Final = 10
-"""Of so many requests one is there to warm up."""
+"""One of this number of requests is for the warm-up."""
 
 
 def command() -> list[str]:

@@ -1,5 +1,5 @@
-"""``python tests/benchmarks memory``: the memory that a pending request takes, and the memory
-left when all have ended.
+"""``python tests/benchmarks memory``: the memory of a pending request, and the memory left after all
+requests have ended.
 
 Each request waits for a key of its own. We measure by how much the resident memory of a new process
 grows. This includes the request itself with its 100 bytes of payload, about 300 bytes in all
@@ -32,7 +32,7 @@ WARM_UP = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The memory that requests took, and what became of it when all had been completed.
+    """The memory of requests, and the shares of it left after all were completed.
 
     Attributes:
         left: the share that the process had not given back to the system.
@@ -61,8 +61,8 @@ def _measured(loop_name: LoopName, _: str, name: str, size: int) -> Figures:
 def measure(
     loop_name: LoopName, name: str, requests: int, *, traced: bool = False
 ) -> tuple[int, int]:
-    """By how many bytes pending requests make this process grow, and how many of these bytes are
-    left in the end.
+    """The number of bytes by which pending requests make this process grow, and the number of these
+    bytes left at the end.
 
     Call it in a new process.
 
@@ -83,10 +83,9 @@ def _traced() -> int:
 
 
 async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) -> tuple[int, int]:
-    """By how much `memory` had grown when all requests were pending, and when all had been
-    completed."""
+    """The growth of `memory` while all requests are pending, and after all were completed."""
     run_state, implementation = RunState(), BY_NAME[name].make()
-    for number in range(WARM_UP):  # now everything exists that is made only once
+    for number in range(WARM_UP):  # creates all objects that are created only once
         request = implementation.new_request(run_state, TIMEOUT, NEVER_MS)
         implementation.watch(request, (number,))
         implementation.complete(request)
@@ -119,13 +118,13 @@ async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) 
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:
     caption = (
-        "Resident memory of a new process. left: the share of it that was not given back when "
-        "all had been completed;\n"
-        "held: the share of what Python had allocated that it had not freed."
+        "Resident memory of a new process. left: the share not returned to the system after "
+        "all were completed;\n"
+        "held: the share of Python's allocations that was not freed."
     )
     numbers = ("requests", "bytes each", "left", "held")
     result = plain_table(
-        "What a pending request takes", caption, ("loop", "implementation"), numbers, quick
+        "Memory of a pending request", caption, ("loop", "implementation"), numbers, quick
     )
     for each in figures:
         if each.implementation == OURS.name:
@@ -139,7 +138,7 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
 
 PROGRAM = Program(
     "memory",
-    "Bytes that a pending request takes, of up to a million, and what is left of them afterwards.",
+    "Bytes of a pending request, with up to a million pending, and the bytes left afterwards.",
     add_arguments,
     run,
 )

@@ -116,7 +116,7 @@ class Clients:
         await self.until_open(len(self.pollers))
 
     async def end_polls(self) -> None:
-        """Lets every poll be answered, and asks none again."""
+        """Waits for the answers of all polls, and sends no further polls."""
         self.polling = False
         keys = range(-(-len(self.pollers) // POLLS_PER_KEY))
         for start in range(0, len(keys), BATCH_OF_CONNECTIONS):
@@ -185,7 +185,7 @@ async def measure(clients: Clients, job: dict[str, Any]) -> None:
         clients.polling = False
         for poller in clients.pollers:
             poller.transport.abort()
-        await asyncio.sleep(0)  # which is when they are closed
+        await asyncio.sleep(0)  # closes them
         started = time.monotonic()
         await clients.until_open(0)
         send(

@@ -1,5 +1,5 @@
-"""``python tests/benchmarks http``: long polls on a real server, against the handler that people
-write today.
+"""``python tests/benchmarks http``: long polls on a real server, against the usual handler without
+this library.
 
 The server is uvicorn with httptools, in a process of its own; `benchmarks.http.service` has both
 handlers.
@@ -24,7 +24,7 @@ POLLS_AT_THE_STOP = 1_000
 LIMITS = {1_000: 1.0, 15_000: 0.7}
 """The targets for the ratios of p99 and of CPU, by the number of open polls."""
 OTHER_CONNECTIONS = 100
-"""How many files a process may need besides one for each poll."""
+"""Limit of files that a process needs besides one for each poll."""
 THEIRS = "asyncio.wait_for on an asyncio.Event"
 
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=more_than_zero,
         default=1.0,
         metavar="S",
-        help="seconds after which their handler checks whether its client is still there "
+        help="seconds after which their handler checks whether its client is still connected "
         "(default: %(default)s)",
     )
 
@@ -142,7 +142,7 @@ def other_cases(check_interval: float) -> list[Case]:
     return [
         Case(
             "memory",
-            "memory of an open poll, less that of a bare request",
+            "memory of an open poll, minus the memory of a bare request",
             THEIRS,
             {},
             "×",
@@ -188,7 +188,7 @@ def caption(options: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
 
 PROGRAM = Program(
     "http",
-    "Long polls on a real server, against the handler that people write today.",
+    "Long polls on a real server, against the usual handler without this library.",
     add_arguments,
     run,
 )

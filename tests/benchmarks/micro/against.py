@@ -31,10 +31,10 @@ class Side:
         command = [sys.executable, str(Path(__file__).with_name("against_side.py")), str(checkout)]
         self._process = Popen(command, stdin=PIPE, stdout=PIPE)
         self.answer: Measured | str | None = None
-        """`None` while it asks for its next round."""
+        """`None` while the process waits for its next round."""
 
     def send(self, message: object) -> None:
-        """Lets it continue until it asks again or has an answer."""
+        """Lets the process continue until its next request or its answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             pickle.dump(message, self._process.stdin)
@@ -79,12 +79,12 @@ def measure(
         while any(side.answer is None for side in sides):
             for side in sides:
                 if side.answer is None:
-                    side.send("go on")
+                    side.send("next round")
     finally:
         for side in sides:
             side.close()
     row = compared(case, loop_name, sides[0].answer, sides[1].answer)
-    change = row["reason"] or f"{number(row['after'] / row['before'])} of what it was"
+    change = row["reason"] or f"{number(row['after'] / row['before'])} of the earlier cost"
     console.print(f"{case.name} on {loop_name}: {change}", markup=False)
     return row
 
@@ -117,9 +117,7 @@ def compared(
 def table(rows: Sequence[dict[str, Any]], quick: bool) -> Table:
     """A line for each row: the costs, their ratio, and the figures, which compare with something
     else."""
-    caption = (
-        "Medians. after/before: of the costs, and of the ratios to what the row compares with."
-    )
+    caption = "Medians. after/before: of the costs, and of the ratios to each row's baseline."
     numbers = ("before", "after", "after/before", "ratio before", "ratio after", "after/before")
     result = plain_table("micro, before and after", caption, ("row", "loop"), numbers, quick)
     for row in rows:

@@ -32,7 +32,7 @@ PENDING: tuple[tuple[str, int, dict[LoopName, float]], ...] = (
     ("0", 0, {"asyncio": 0.35, "uvloop": 0.65}),
     ("1m", 1_000_000, {"asyncio": 0.35, "uvloop": 0.5}),
 )
-"""How many are pending, and the target of timers whose delays differ."""
+"""Number of pending timers, and the target for timers whose delays differ."""
 MILLION, CROWD = 1_000_000, 100_000
 
 START = "WheelTimer: call_later(30) + cancel, with {} pending"
@@ -50,7 +50,7 @@ REPLACE_VARIED = "the same, with a delay of its own for each: 20 to 50"
 TICK = "IdleTracker: one tick of 100,000, of which 0.1 % fall idle"
 WAIT_FOR = "await wait_for(coroutine, 30), whose coroutine does one sleep(0)"
 ADVANCE = "ThresholdPurgatory: advance that completes one of 100,000 waiters of a key"
-ADVANCE_BELOW = "the same that completes nobody, below 100,000 waiters of its key"
+ADVANCE_BELOW = "the same without a completion, below 100,000 waiters of its key"
 
 
 def differing_cases() -> Iterator[Case]:
@@ -154,14 +154,16 @@ CASES = (
     case("cycle-shared", CYCLE_SHARED, OWN_TIMER, {}, "×", operations.cycle_shared, 10_000),
     case(
         "journal",
-        "what a journal adds to cycle, on the loop's thread",
+        "the cost that a journal adds to cycle, on the loop's thread",
         "",
         on_both(1.0),
         "µs",
         observers.journal,
     ),
-    case("metrics", "what a meter adds to the same", "", on_both(0.5), "µs", observers.metrics),
-    case("journal+metrics", "what both add", "", on_both(1.2), "µs", observers.journal_and_metrics),
+    case("metrics", "the cost that a meter adds", "", on_both(0.5), "µs", observers.metrics),
+    case(
+        "journal+metrics", "the cost of both", "", on_both(1.2), "µs", observers.journal_and_metrics
+    ),
     case("scrape", SCRAPE, "", on_both(2), "ms", observers.scrape, MILLION),
     case("look", LOOK, "", on_both(1), "ms", observers.snapshot, MILLION),
     case("wait", WAIT, "asyncio.timeout around a future", on_both(0.75), "×", operations.wait),
@@ -262,7 +264,7 @@ def run(options: argparse.Namespace) -> int:
 
 PROGRAM = Program(
     "micro",
-    "What one operation costs, against what the event loop offers for the same work.",
+    "The cost of one operation, against the event loop's own means for the same work.",
     add_arguments,
     run,
 )

@@ -26,24 +26,24 @@ from benchmarks.micro.timer_rows import TIMEOUT, Timer, nothing
 from purgatory import IdleTracker
 
 FAR_TIMEOUT = 300.0
-"""Seconds; no row takes so long."""
+"""A timeout, in seconds, longer than any row takes."""
 
 TICKS_PER_TIMEOUT = 7_500
 """By default, with this timeout."""
 
 SILENT_TICKS = 250
-"""For how many ticks ids fall idle: a row cannot measure more."""
+"""Number of ticks in which ids fall idle; a row cannot measure more ticks."""
 
 TICKS_PER_RUN = 8
-"""How many ticks of one contender are measured before those of the other."""
+"""Number of ticks of one contender measured before the other's turn."""
 
 TRACKED_PER_IDLE = 1_000
-"""In each tick one id of so many falls idle."""
+"""In each tick, one of this number of ids falls idle."""
 
 
 async def touch_among(tracked: int, setting: Setting) -> Measured:
-    """A sign of life of a random id: `touch`, against a timer for each id, which is cancelled and
-    made anew.
+    """Activity of a random id: `touch`, against a timer for each id, which is cancelled and created
+    again.
 
     Both sides look the id up in a dictionary, and both get the same ids.
     """
@@ -171,7 +171,7 @@ class Traffic:
         for id_ in self.rng.sample(self.active, active):
             touch(id_)
 
-    def go_on(self, touch: Callable[[int], object]) -> None:
+    def next_interval(self, touch: Callable[[int], object]) -> None:
         """Touches the ids of the time between two ticks, then moves the clock to the next tick."""
         self.between_ticks()
         for id_ in self.rng.sample(self.active, round(self.tracked * self.tick)):
@@ -183,8 +183,8 @@ class Traffic:
 
 
 class LoopByHand:
-    """Has the running loop's clock show the time of a traffic, and its timers wait until they are
-    run by hand."""
+    """Replaces the running loop's clock by the time of a traffic, and keeps its timers until they
+    are run by hand."""
 
     def __init__(self, traffic: "Traffic") -> None:
         self.traffic = traffic
@@ -231,7 +231,7 @@ def ticks_of_wheel(tracker: IdleTracker[int], by_hand: LoopByHand) -> Contender:
         by_hand.run_due()
 
     while True:
-        traffic.go_on(tracker.touch)
+        traffic.next_interval(tracker.touch)
         yield tick
 
 
@@ -250,7 +250,7 @@ class Scan:
     def ticks(self) -> Contender:
         self.traffic.begin(self.touch)
         while True:
-            self.traffic.go_on(self.touch)
+            self.traffic.next_interval(self.touch)
             yield self._tick
 
     async def _tick(self) -> None:

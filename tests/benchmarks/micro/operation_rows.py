@@ -205,8 +205,8 @@ async def cancel_in_a_crowd(waiters: int, setting: Setting) -> Measured:
 
 
 def cancelling(purgatory: AnyPurgatory, keys: Sequence[Hashable], rng: random.Random) -> Contender:
-    """The contender whose batch cancels `BATCH` random operations of those that wait, one for each
-    of `keys`."""
+    """The contender whose batch cancels `BATCH` random operations; an operation waits for each of
+    `keys`."""
 
     def watched(key: Hashable) -> Never:
         operation = Never()

@@ -1,5 +1,5 @@
-"""What all implementations look like to the benchmark: Kafka's `new FakeOperation`,
-`tryCompleteElseWatch` and `forceComplete`.
+"""The interface of all implementations: Kafka's `new FakeOperation`, `tryCompleteElseWatch` and
+`forceComplete`.
 
 These three are attributes, not methods, so that each can hand out its own functions as they are,
 and none pays for an adapter. A request is any object with the hooks of `Request`: ours is a
@@ -24,13 +24,13 @@ class RunState:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        """The time. Whoever completes requests moves it on; the condition of a request holds from
-        `completes_at_ms` on."""
+        """The time in ms, set by the code that completes requests; the condition of a request holds
+        from `completes_at_ms` on."""
         self.answered = 0
-        """How many requests have been completed or have expired."""
+        """Number of requests that were completed or have expired."""
         self.lateness = array("d")
-        """For each request that has expired, in seconds by the clock of the machine. That of uvloop
-        shows only whole milliseconds."""
+        """Lateness of each expired request, in seconds by the machine's clock, because uvloop's
+        clock has only whole milliseconds."""
 
     def expired(self, deadline: float) -> None:
         """Notes that a request has just expired, whose deadline is given in the loop's time."""
@@ -59,8 +59,7 @@ class Request(ABC):
 
     @abstractmethod
     def force_complete(self) -> bool:
-        """Ends the request, and takes it out of wherever it is kept. False if it has ended
-        before."""
+        """Ends the request, and removes it from all structures. False if it had ended before."""
 
     def on_complete(self) -> None:
         """Called once, however the request has ended."""
@@ -96,7 +95,7 @@ class Implementation(Protocol):
         ...
 
     def pending(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         ...
 
     def counters(self) -> dict[str, int]:

@@ -2,9 +2,9 @@
 an estimate.
 
 A completed request leaves the wheel at once, but stays in its watch lists. Each new request adds
-one to an estimate of how many requests the lists hold. When the estimate exceeds the number of
-those in the wheel by 1,000, all lists are scanned, and the estimate starts again from the size of
-the wheel.
+one to an estimate of the number of requests in the lists. When the estimate exceeds the number of
+requests in the wheel by 1,000, all lists are scanned, and the estimate is reset to the size of the
+wheel.
 
 The wheel has levels of 20 buckets of 1, 20, 400 ... ms. A bucket that is not empty waits in a queue
 of buckets by time, and stays there if it becomes empty. The reaper sleeps until the first bucket of
@@ -44,8 +44,8 @@ class LingeringWatchLists:
                 waiting.append(request)
 
     def check(self, key: Hashable) -> int:
-        """Tries all requests that watch `key`, drops those that have ended, and returns how many
-        completed."""
+        """Tries all requests that watch `key`, drops ended requests, and returns the number of
+        completed requests."""
         waiting = self._by_key.get(key, [])
         completed = sum([not request.done and request.try_complete() for request in waiting])
         self._keep(key, waiting)
