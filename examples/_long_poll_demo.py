@@ -61,7 +61,7 @@ class Seen:
 async def keep_polling(
     session: aiohttp.ClientSession, topic: str, until: float, leaves: bool, seen: Seen
 ) -> None:
-    """Polls one topic again and again; one that leaves closes its connection in the middle of each
+    """Polls one topic repeatedly. A client that leaves closes its connection in the middle of each
     poll."""
     await asyncio.sleep(CONNECTING * random.random())
     offset = 0

@@ -5,8 +5,8 @@ Start it, connect from another terminal, type a line now and then, and stop typi
     python examples/idle_connections.py --port 8001 --idle 10
     nc 127.0.0.1 8001
 
-It needs uvloop. The whole of it is in `Connection`: three lines that call the tracker, and one that
-it calls.
+It needs uvloop. Everything about idleness is in `Connection`: three lines call the tracker, and the
+tracker calls one.
 """
 
 import argparse
@@ -71,8 +71,8 @@ class Connection(asyncio.Protocol):
             self.server.idle.touch(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The end, whichever side wanted it. One that was dropped is not tracked any more; to
-        remove it is no error."""
+        """Handles the end of the connection, from either side. Removing a dropped connection, which
+        is no longer tracked, is not an error."""
         self.server.open.discard(self)
         self.server.idle.remove(self)
 

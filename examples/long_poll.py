@@ -1,11 +1,11 @@
-"""A message board over HTTP: publish to a topic, and poll it for what you have not seen yet. All
-that a long poll needs.
+"""A message board over HTTP: publish to a topic, and poll it for messages that you have not seen
+yet. All that a long poll needs.
 
     python examples/long_poll.py
     curl 'http://127.0.0.1:8000/topics/news?offset=0&wait=20'
     curl -d 'hello' http://127.0.0.1:8000/topics/news         # in another terminal: answers the first one
 
-or have 500 clients poll it, and see how fast that is: `python examples/long_poll.py --demo`. Needs
+or let 500 clients poll it, and see the latency: `python examples/long_poll.py --demo`. Needs
     the extra `examples`.
 
 `POST /topics/{topic}`
@@ -13,11 +13,11 @@ or have 500 clients poll it, and see how fast that is: `python examples/long_pol
 `GET /topics/{topic}?offset=N&wait=S`
     answers with the messages from offset N on: at once if there are any, or as soon as one arrives,
     or with none after S seconds. The client's offset is the number of messages that it has seen, so
-    none that is published between two polls is lost.
+    no message published between two polls is lost.
 `GET /stats`
     the outcomes of the polls, and the number of waiting ones.
 
-What else a board in production has is in `long_poll_board.py`: topics in a file, messages that
+`long_poll_board.py` adds the features of a board in production: topics in a file, messages that
 arrive once, entity tags, server-sent events, limits, a page to look at.
 """
 

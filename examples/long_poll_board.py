@@ -108,7 +108,7 @@ class Topics:
         return self._add(topic, message, key), True
 
     def open(self) -> None:
-        """Opens the file, if there is one that is not open."""
+        """Opens the file, if there is one and it is not open."""
         if self.path is not None and (self.file is None or self.file.closed):
             self.file = self.path.open("ab+", buffering=0)
 

@@ -3,10 +3,10 @@ stream.
 
     pip install '.[spark]' && python examples/stream_orders.py
 
-An order is an operation: it waits until `paid-N` has reached 1 and until the pieces of each article
-that were ever delivered have reached what all orders up to this one need. Payments and deliveries
-are signals. Both come as JSON lines, in two folders, as a service would write them; the second wave
-has a delivery that is reported late, and an order that was sent twice. After each wave it prints
+An order is an operation: it waits until `paid-N` has reached 1, and until the delivered pieces of
+each article, counted from the start, have reached the need of all orders up to this one. Payments
+and deliveries are signals. Both are JSON lines in two folders, as a service would write them; the
+second wave has a late delivery, and an order that was sent twice. After each wave it prints
 the decisions so far:
 
     after the first wave, up to 12:03:00

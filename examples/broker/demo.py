@@ -1,7 +1,7 @@
 """`--demo`: three clients, each with a producer and a group whose members join, leave and are
 killed; then a report.
 
-The broker runs in this process, each producer and each member in one of its own. Twice a second a
+The broker runs in this process, each producer and member in a process of its own. Twice a second a
 connection is cut, so that idempotent producers send unconfirmed records again, and consumers
 reconnect.
 """

@@ -156,7 +156,7 @@ def check_records(data: bytes, batch: Batch, budget: Budget | None = None) -> by
     Cost: some 0.3 µs for each record, of which only the length is read.
 
     Args:
-        budget: of the request; None for one of its own.
+        budget: the request's budget; None for a separate budget.
 
     Raises:
         ApiError: they cannot be decompressed, cost more than the budget has, or differ in number

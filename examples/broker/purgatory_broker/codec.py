@@ -215,8 +215,7 @@ def _optional(serde: Serde) -> Serde:
 
 
 class Field(NamedTuple):
-    """A field of one of kio's classes; `nested` is the class of its value, if that is a structure
-    of its own."""
+    """A field of a kio class; `nested` is the class of its value, if the value is a structure."""
 
     name: str
     kind: str
@@ -257,7 +256,7 @@ def _field_of(field: Any) -> Field:
 def serde_of(cls: Any, newest: Any = None) -> Serde:
     """How entities of one class are read and written.
 
-    An entity is read as one of the class `newest`, if given: it has the fields of both. A response
+    With `newest`, an entity is read into that class, and has the fields of both classes. A response
     is written from a dictionary.
     """
     own_fields, is_flexible = fields_of(cls), cls.__flexible__

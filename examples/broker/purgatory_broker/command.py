@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--replica-timeout",
         type=seconds,
         default=30.0,
-        help="until one that is stopped is out of sync (default: 30s)",
+        help="time until a stopped replica is out of sync (default: 30s)",
     )
     add(
         "--rebalance-delay",

@@ -1,5 +1,5 @@
-"""The configuration of topics: the names, types, defaults and bounds of Kafka 4.3, and what of it
-has an effect here.
+"""The configuration of topics: the names, types, defaults and bounds of Kafka 4.3, and the settings
+with an effect here.
 
 Settings without effect are accepted as by Kafka, and logged as such.
 """
@@ -113,8 +113,7 @@ def words(value: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicConfig:
-    """What of a topic's configuration has an effect. Times are in milliseconds, sizes in bytes; -1
-    is no limit.
+    """A topic's settings with an effect. Times are in milliseconds, sizes in bytes; -1 is no limit.
 
     Attributes:
         deletes, compacts: of `cleanup.policy`.
@@ -154,7 +153,7 @@ class TopicConfig:
 
 
 def validate(configs: Mapping[str, str]) -> None:
-    """Raises `ApiError` if one of them cannot be set for a topic; the messages are Kafka's."""
+    """Raises `ApiError` if a setting is not possible for a topic; the messages are Kafka's."""
     for name, value in configs.items():
         raise_if(
             name not in CONFIGS, ErrorCode.invalid_config, f"Unknown topic config name: {name}"

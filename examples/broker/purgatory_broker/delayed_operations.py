@@ -104,14 +104,14 @@ class DelayedDeleteRecords(DelayedWrite):
 
 
 MAX_FETCH_SIZE: Final = 1024 * 1024
-"""Bytes of a response to a fetch, unless its first batch is larger: what a client that does not
-read costs, and how long others wait while a response is made. Kafka's fetch.max.bytes is 55 MiB,
-but it does not copy them."""
+"""Limit of a response to a fetch, in bytes, unless its first batch is larger. It bounds the memory
+for a client that does not read, and the time for which other requests wait while a response is
+built. Kafka's fetch.max.bytes is 55 MiB, but Kafka does not copy the batches."""
 
 
 class DelayedFetch(DelayedOperation[None]):
     """Completes when all partitions together have `min_bytes` to read; at the deadline it responds
-    with what there is."""
+    with the available records."""
 
     on_error: ClassVar[Response] = {"high_watermark": -1, "records": b""}
 

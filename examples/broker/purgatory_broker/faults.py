@@ -28,7 +28,7 @@ Handler = Callable[[Request], Outcome]
 there is no response."""
 
 API_NAMES: Final = {api.name.replace("_", ""): api.name for api in APIS.values()}
-BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides the error
+BY_PARTITION: Final[dict[str, Response]] = {  # the fields of an entry besides the error
     "produce": DelayedProduce.on_error,
     "fetch": DelayedFetch.on_error,
     "delete_records": DelayedDeleteRecords.on_error,

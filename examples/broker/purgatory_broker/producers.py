@@ -1,9 +1,9 @@
-"""Idempotence: the last batches of each producer of a partition, so that a batch that is sent again
-is not appended again.
+"""Idempotence: the last batches of each producer of a partition, so that a repeated batch is not
+appended again.
 
 A producer numbers its records from 0 on, for each partition. Five batches are remembered, as many
-as a client may have in flight: a duplicate of one of them gets the response that the first one got.
-Of all others only the next one in sequence is accepted. A producer that has sent nothing for a day
+as a client may have in flight: a duplicate of a remembered batch gets the response of the first.
+Of all other batches, only the next one in sequence is accepted. A producer that has sent nothing for a day
 is forgotten.
 """
 

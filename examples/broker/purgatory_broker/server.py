@@ -125,10 +125,10 @@ class Connection(asyncio.Protocol):
     """One client's connection.
 
     Attributes:
-        request: the last one.
+        request: the last request.
         is_busy: `request` has no response yet.
         is_write_paused: the client does not read responses.
-        operation: the one that will respond to `request`, if any.
+        operation: the operation that will respond to `request`, if any.
         last_request: the bytes of `request`, if they are few.
         last_response: the response to it, and its bytes, if they are few.
     """

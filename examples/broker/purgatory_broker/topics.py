@@ -54,8 +54,8 @@ class Partition(Replicas):
 
     @property
     def last_stable_offset(self) -> int:
-        """Up to where consumers may read that want committed records alone: the first one that is
-        still undecided."""
+        """The offset up to which consumers of committed records may read: the first undecided
+        record."""
         return max(self.log.start, min(self.transactions.undecided(), default=self.high_watermark))
 
     def readable_end(self, isolation_level: int) -> int:

@@ -403,7 +403,7 @@ class Transactions:
         self._broker.run_deferred()
 
     def _abort_by_fencing(self, transaction: Transaction) -> Transaction:
-        """Aborts a transaction, or completes one that was prepared; its producer is fenced."""
+        """Aborts a transaction, or completes a prepared one, and fences its producer."""
         if transaction.state is State.ONGOING:
             transaction = replace(transaction, epoch=transaction.epoch + 1)
         return self._end(transaction, State.PREPARE_ABORT)

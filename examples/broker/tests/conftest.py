@@ -12,7 +12,7 @@ from purgatory_broker.testing import BrokerThread
 from purgatory.testing import VirtualTimeLoop
 
 reports: list[dict[str, Any]] = []
-"""What the exception handlers of loops are called with."""
+"""Contexts passed to the exception handlers of loops."""
 
 
 def new_virtual_loop() -> VirtualTimeLoop:

@@ -27,8 +27,8 @@ LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
 def make(cls: Any, values: dict[str, Any]) -> Any:
-    """One of kio's entities. Fields that are not given have their default or, without one, None,
-    zero or an empty value."""
+    """A kio entity. Missing fields have their default or, without a default, None, zero or an empty
+    value."""
     made = {}
     for field in fields(cls):
         inner, is_nullable = field.type, get_origin(field.type) is UnionType

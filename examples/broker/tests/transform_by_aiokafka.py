@@ -17,10 +17,8 @@ async def main(address: str) -> None:
     consumer = AIOKafkaConsumer(
         "in", group_id="transform", auto_offset_reset="earliest", **common, **timing
     )
-    async with (
-        producer,
-        consumer,
-    ):  # the producer first: it ends the transaction of the one that was killed
+    # The producer first: it ends the transaction of its killed predecessor.
+    async with producer, consumer:
         while True:
             records = await consumer.getmany(max_records=10, timeout_ms=100)
             if not records:

@@ -16,10 +16,10 @@ deadline still counts.
 
 Events arrive as batches of many rows, and stay batches until they are due. New operations are then
 decided by `decide_batch`, all at once. The others, which wait since an earlier call or have
-duplicate ids, are decided one by one, by those few signals that reach one of their thresholds.
+duplicate ids, are decided one by one, by the few signals that reach a threshold of theirs.
 
-Of an operation that has ended, only the id is kept, until its deadline. So a copy that arrives
-before the deadline is recognised, and one that arrives later is too late anyway.
+After an operation has ended, only its id is kept, until its deadline. So a copy that arrives before
+the deadline is recognized, and a later copy is too late anyway.
 """
 
 from collections.abc import Iterable
@@ -58,16 +58,15 @@ from purgatory.pipeline.streaming._forgetful_history import ForgetfulHistory, ch
 from purgatory.pipeline.streaming._pending import Pending, StreamQueue
 from purgatory.pipeline.streaming._value_history import Int64Array, ValueHistory
 
-pc: Final[Any] = (
-    pyarrow.compute
-)  # its functions are made when it is imported, unseen by type checkers
+# Type checkers do not see its functions, which are created when it is imported.
+pc: Final[Any] = pyarrow.compute
 
 SIGNAL: Final = 0
 REGISTRATION: Final = 1
 DEADLINE: Final = 2
 
 Event = tuple[Any, ...]
-"""An instant in microseconds, one of these three, and its data."""
+"""An instant in microseconds; `SIGNAL`, `REGISTRATION` or `DEADLINE`; and the event's data."""
 
 _at = itemgetter(0)
 
@@ -92,12 +91,12 @@ class Shard:
 
     Args:
         operations: by id.
-        queues: by key. The queue of a key that has a value stays; any other is deleted with its
+        queues: by key. The queue of a key with a value stays; any other queue is deleted with its
             last operation.
         event_queue: received events that are not yet due.
         counts: to continue from.
-        forget_after: how long the value of a key counts after its last signal, in microseconds;
-            None for ever.
+        forget_after: time for which the value of a key counts after its last signal, in
+            microseconds; None for ever.
     """
 
     __slots__ = (
