@@ -415,7 +415,10 @@ def run(options: argparse.Namespace) -> int:
     found = compact(options.journal, options.older_than, options.keep)
     for folder, done in found.items():
         deleted = f"; {done.deleted:,} were too old and are deleted" if done.deleted else ""
-        print(f"{folder}: {done.compacted:,} files became {done.made:,}{deleted}")
+        merged = f"{done.compacted:,} files became {done.made:,}"
+        if not done.compacted:
+            merged = f"no files to merge that are older than {options.older_than:,.0f} s"
+        print(f"{folder}: {merged}{deleted}")
         for file, reason in done.damaged.items():
             print(shown(f"left alone: {file}: {reason}"))
     return DAMAGED if any(done.damaged for done in found.values()) else 0

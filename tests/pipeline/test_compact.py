@@ -141,6 +141,17 @@ def test_a_damaged_file_is_left_alone_and_reported(
     assert main(["compact", str(tmp_path), "--older-than", "1h"]) == 3
 
 
+def test_young_files_are_reported_as_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_files(tmp_path, at=time.time() - 60)
+
+    assert main(["compact", str(tmp_path), "--older-than", "1h"]) == 0
+
+    said = capsys.readouterr().out
+    assert "operations: no files to merge that are older than 3,600 s\n" in said
+
+
 class Killed(BaseException):
     """Ends a compaction as a kill would: nothing runs after it."""
 
