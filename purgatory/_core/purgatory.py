@@ -203,9 +203,9 @@ class Purgatory(Generic[Op]):
         their condition may hold.
 
         Returns:
-            How many operations this call completed, and checks that their hooks requested. Of very
-            many waiters some 500 are tried at once, and the rest, not counted, in the next
-            iterations of the loop. In a hook it begins when that has returned.
+            The number of operations completed by this call and by checks that their hooks
+            requested. Of very many waiters some 500 are tried at once, and the rest, not counted,
+            in the next iterations of the loop. In a hook it begins when that has returned.
 
         Cost: a dictionary look-up, and a call of `try_complete` for each operation that watches
             `key`.
