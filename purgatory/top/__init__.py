@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from purgatory._core.arguments import printable
@@ -73,7 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HTTPError as error:
         with error:
             text = error.read(500).decode(errors="replace").strip()
-        print(f"{source.shown}: {error.code}: {printable(text)}", file=sys.stderr)
+        hint = "; is purgatory.asgi.console mounted at this address?" if error.code == 404 else ""
+        print(f"{source.shown}: {error.code}: {printable(text)}{hint}", file=sys.stderr)
+        return 1
+    except URLError as error:
+        print(f"{source.shown}: {printable(error.reason)}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         print(f"{source.shown}: {printable(error)}", file=sys.stderr)

@@ -187,6 +187,12 @@ def test_query_of_the_address_is_sent_to_state():
             assert source.url == f"{url}state?token=secret" and source.next() is not None
 
 
+def test_address_without_a_page_is_named_in_the_error(capsys):
+    with served((404, b'{"detail": "Not Found"}')) as (url, _):
+        assert top.main([url, "--once"]) == 1
+    assert 'Not Found"}; is purgatory.asgi.console mounted' in capsys.readouterr().err
+
+
 def test_once_shows_a_state_or_an_error(capsys):
     with served((200, body()), (403, b"only\x1b here"), (200, b"[]"), (200, b"{")) as (url, _):
         assert [top.main([url, "--once"]) for _ in range(4)] == [0, 1, 1, 1]
@@ -197,7 +203,9 @@ def test_once_shows_a_state_or_an_error(capsys):
         and "is not of a page" in complaints
         and "Expecting property" in complaints
     )
-    assert top.main([url, "--once"]) == 1 and "refused" in capsys.readouterr().err
+    assert top.main([url, "--once"]) == 1
+    error = capsys.readouterr().err
+    assert "Connection refused" in error and "urlopen" not in error
     for wrong in (["purgatory"], [url, "--header", "nonsense"]):
         with pytest.raises(SystemExit, match="2"):
             top.main(wrong)
