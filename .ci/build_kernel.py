@@ -1,8 +1,8 @@
 """Builds the kernel, `purgatory/_core/_kernel.c`, into a wheel: for hatchling, see pyproject.toml.
 
 It is optional. Without a compiler or Python's headers the wheel is pure, has the tag of a pure one,
-and a warning reports it (`pip install -v` shows it). On PyPy and on free-threaded Pythons it is left
-out. `PURGATORY_PURE` decides otherwise:
+and a warning reports it (`pip install -v` shows it). On PyPy and on free-threaded Pythons it is
+left out. `PURGATORY_PURE` decides otherwise:
 
     1    leave it out: a wheel for every platform, py3-none-any
     0    fail if it cannot be built

@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `on_every_loop`.
 
     Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
-    eager"` runs them. Unit tests have a time limit of their own, shorter than in `pyproject.toml`, except
-    with `--timeout`.
+    eager"` runs them. Unit tests have a time limit of their own, shorter than in `pyproject.toml`,
+    except with `--timeout`.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
@@ -77,8 +77,8 @@ def is_unit_test(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_reported(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Prepares the loop of a test that is a coroutine function, and fails after an unexpected report
-    to the loop's exception handler.
+    """Prepares the loop of a test that is a coroutine function, and fails after an unexpected
+    report to the loop's exception handler.
 
     The fixture starts before the loop and ends after it, so that reports during the closing of the
     loop count, too.
@@ -174,8 +174,8 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def no_watcher_of_sse_starlettes() -> Iterator[None]:
     """Switches off a task of sse-starlette that checks twice a second whether a uvicorn must stop,
-    for ever: on virtual time, two jumps a second. After one uvicorn of the process has stopped, this
-    task would also end each stream at once in all later tests."""
+    for ever: on virtual time, two jumps a second. After one uvicorn of the process has stopped,
+    this task would also end each stream at once in all later tests."""
     from sse_starlette.sse import AppStatus
 
     AppStatus.disable_automatic_graceful_drain()
@@ -186,8 +186,8 @@ def no_watcher_of_sse_starlettes() -> Iterator[None]:
 
 class SparkInTwoProcesses(LoadScopeScheduling):
     """Distributes tests one by one, except for two groups of tests on Spark: tests that share a
-    session, and tests that start Spark in processes of their own. (pytest-xdist's groups do not work
-    with pytest 9.2.)"""
+    session, and tests that start Spark in processes of their own. (pytest-xdist's groups do not
+    work with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")

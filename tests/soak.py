@@ -1,5 +1,5 @@
-"""``python tests/soak.py``: each public call a hundred thousand times and more, and the memory that it
-leaves in use.
+"""``python tests/soak.py``: each public call a hundred thousand times and more, and the memory that
+it leaves in use.
 
 The loop runs on virtual time, which advances by 10 ms every eighth cycle, and Python's collector of
 reference cycles is off. Objects and memory in use are counted after the warm-up, a tenth as long,
@@ -9,9 +9,9 @@ and at the end. The growth:
     RSS     peak memory of the process; includes memory outside of Python's objects, such as tables
     cyclic  objects in reference cycles, which only the collector can free
 
-Purgatories that are created and dropped, and operations whose hooks raise, need the collector, which
-is on for them. A journal's rows wait for its thread: its warm-up is as long as the count, and it is
-judged by RSS alone.
+Purgatories that are created and dropped, and operations whose hooks raise, need the collector,
+which is on for them. A journal's rows wait for its thread: its warm-up is as long as the count, and
+it is judged by RSS alone.
 """
 
 import argparse
@@ -37,7 +37,8 @@ MAX_TRANSIENT_BLOCKS, MAX_TRANSIENT_BYTES = 1_000, 1_000_000
 """Growth that is allowed in addition, because it varies over time."""
 
 STEP_CYCLES, STEP_SECONDS = 8, 0.01
-"""The number of cycles between two advances of the time, and the length of an advance in seconds."""
+"""The number of cycles between two advances of the time, and the length of an advance in
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)

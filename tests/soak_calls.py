@@ -1,5 +1,5 @@
-"""The calls that `soak` repeats: each public call that waits, ends a wait or limits a wait, with each
-of its possible ends.
+"""The calls that `soak` repeats: each public call that waits, ends a wait or limits a wait, with
+each of its possible ends.
 
 Each entry of `CALLS` creates its objects once and returns a cycle: a coroutine function of the
 cycle's number, which makes the call once, checks its end and leaves no object behind. Keys are new
@@ -43,8 +43,9 @@ COLLECTED = {
     "operation: a hook raises",
     "wait_for, its predicate raises",
 }
-"""Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts refer
-to each other, or an operation with a failed hook, to which the exception's traceback refers."""
+"""Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts
+refer to each other, or an operation with a failed hook, to which the exception's traceback
+refers."""
 
 BUFFERED = {"Journal, as observer"}
 """Calls with a thread that may run late: a varying, bounded number of rows waits in memory."""

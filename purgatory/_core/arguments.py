@@ -21,8 +21,8 @@ def printable(text: object) -> str:
 
 
 def describe(value: object) -> str:
-    """The `repr` of a user's object, printable, at most its first `MAX_DESCRIBED` characters; if its
-    `__repr__` raises, its type."""
+    """The `repr` of a user's object, printable, at most its first `MAX_DESCRIBED` characters; if
+    its `__repr__` raises, its type."""
     try:
         shown = repr(value)
         if len(shown) > MAX_DESCRIBED:

@@ -3,8 +3,8 @@ buckets.
 
 A level is a dictionary of the buckets that exist, by `due_tick // level.tick`. It is not a ring as
 in Kafka: an overdue bucket and the bucket that would reuse its slot are two objects. The entries of
-a bucket are in chunks, which are dictionaries of bounded size: to resize an unbounded one copies it,
-which takes 100 ms with a million entries.
+a bucket are in chunks, which are dictionaries of bounded size: to resize an unbounded one copies
+it, which takes 100 ms with a million entries.
 """
 
 from collections import deque

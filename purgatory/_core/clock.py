@@ -46,7 +46,8 @@ class TickClock:
     rate: float
     """Ticks per second."""
     is_whole: bool
-    """Whether `rate` is an integer. Then a tick begins exactly at its number divided by the rate."""
+    """Whether `rate` is an integer. Then a tick begins exactly at its number divided by the
+    rate."""
 
     def __init__(self, tick: float) -> None:
         given, tick = tick, seconds("tick", tick)

@@ -271,8 +271,8 @@ def deliver(operations: Iterable[DelayedOperation[Any]], value: Any) -> int:
 
 @final
 class Reply:
-    """A value that is expected under a key; made by `Purgatory.expect`. A context manager: the value
-    is accepted from entering on, and `await` it within the block.
+    """A value that is expected under a key; made by `Purgatory.expect`. A context manager: the
+    value is accepted from entering on, and `await` it within the block.
 
     A cancelled `await` may be repeated within the block.
     """

@@ -1,10 +1,10 @@
 """One hook at a time on each event loop; work that a hook causes runs after the hook has returned,
 a bounded amount per iteration.
 
-Hooks may call anything. If their calls took effect at once, a chain of ten thousand completions would be
-a stack of ten thousand frames, an operation could be entered twice, and the waiters of a key would
-be tried out of order. So while a hook runs, whatever would run another one is deferred, whichever
-purgatory of the loop it belongs to:
+Hooks may call anything. If their calls took effect at once, a chain of ten thousand completions
+would be a stack of ten thousand frames, an operation could be entered twice, and the waiters of a
+key would be tried out of order. So while a hook runs, whatever would run another one is deferred,
+whichever purgatory of the loop it belongs to:
 
     IDLE ────> a hook runs ──────────────────────────> IDLE
                     │
@@ -106,8 +106,8 @@ class Dispatcher:
 
     Attributes:
         current: the operation whose hook is running. Also set while no hook may run.
-        interrupted: earlier values of `current` around the running hook, outermost first: a hook may
-            watch an operation, which is tried within it.
+        interrupted: earlier values of `current` around the running hook, outermost first: a hook
+            may watch an operation, which is tried within it.
         has_backlog: whether anything was deferred.
         continuation_scheduled: whether a callback in the next iteration is scheduled.
     """

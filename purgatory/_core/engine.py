@@ -222,8 +222,8 @@ class Engine:
         return operation._op_state is PENDING
 
     def undo_watch(self, operation: Operation) -> None:
-        """Forgets an operation that cannot wait: its state is restored, and it can be watched again.
-        If it has ended meanwhile, its hooks follow."""
+        """Forgets an operation that cannot wait: its state is restored, and it can be watched
+        again. If it has ended meanwhile, its hooks follow."""
         self.leave(operation)
         if operation._op_state is PENDING:
             operation._op_home = operation._op_record = None
@@ -282,8 +282,8 @@ class Engine:
     def expire(self, operation: Operation) -> int:
         """Ends an operation at its deadline: by a last try, and only then by expiry.
 
-        A completion by the last try counts as a missed trigger, unless a check of one of its keys is
-        queued or in progress.
+        A completion by the last try counts as a missed trigger, unless a check of one of its keys
+        is queued or in progress.
         """
         dispatcher, links = self.dispatcher, operation._op_links
         queued = self._queue_from_threads(self.inbox.take()) if self.inbox else 0
@@ -294,8 +294,8 @@ class Engine:
             try_once(self, operation, key, is_last=True)
         finally:
             dispatcher.current = None
-            # More operations may be due in this iteration, so work caused by the hooks waits for the
-            # next iteration.
+            # More operations may be due in this iteration, so work caused by the hooks waits for
+            # the next iteration.
             dispatcher.continue_if_backlog()
         if was_pending and operation._op_state is COMPLETED and key is NO_KEY:
             self._count_missed_trigger(operation, keys_of(links))

@@ -1,8 +1,8 @@
 """Finds idle connections among a hundred thousand, at the cost of one assignment per activity.
 
-Each id has one entry in a timing wheel. `touch` only assigns the entry's new deadline: no bucket and
-no timer of the loop changes. When the entry's bucket is due, the wheel compares the deadline: it has
-come, or the entry moves to the bucket of its current deadline. With a timeout of 30 s:
+Each id has one entry in a timing wheel. `touch` only assigns the entry's new deadline: no bucket
+and no timer of the loop changes. When the entry's bucket is due, the wheel compares the deadline:
+it has come, or the entry moves to the bucket of its current deadline. With a timeout of 30 s:
 
     touch at  0    in the bucket of 30
     touch at 12    deadline 42, still in the bucket of 30
@@ -13,9 +13,9 @@ come, or the entry moves to the bucket of its current deadline. With a timeout o
 So the wheel visits an id about once per timeout, however often it was touched. A scan would visit
 each id each time; a timer for each id would be created and cancelled at each touch.
 
-By default a timeout has 8000 ticks, none shorter than 4 ms. So most ids that a tick visits are idle,
-and the loop wakes at most 250 times a second, however many ids are tracked, and less often if there
-are few.
+By default a timeout has 8000 ticks, none shorter than 4 ms. So most ids that a tick visits are
+idle, and the loop wakes at most 250 times a second, however many ids are tracked, and less often if
+there are few.
 
 Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
 activity.
@@ -66,11 +66,11 @@ class _TrackedId(TimerEntry, Generic[Id]):
 class IdleTracker(Generic[Id]):
     """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
 
-    `on_idle` is called once, from the loop and in an empty context: never early by the loop's clock,
-    late by at most one tick plus the delay of the loop itself. The id is no longer tracked by then;
-    touching it again, also in `on_idle`, tracks it again. If many ids become idle at once, `on_idle`
-    is called for 512 per iteration of the loop, in no particular order within one tick. An exception
-    of `on_idle` goes to the loop's exception handler and does not affect other ids.
+    `on_idle` is called once, from the loop and in an empty context: never early by the loop's
+    clock, late by at most one tick plus the delay of the loop itself. The id is no longer tracked
+    by then; touching it again, also in `on_idle`, tracks it again. If many ids become idle at once,
+    `on_idle` is called for 512 per iteration of the loop, in no particular order within one tick.
+    An exception of `on_idle` goes to the loop's exception handler and does not affect other ids.
 
     Bound to the running event loop at the first touch. The loop has one timer for each tick in
     which ids are visited, and none when nothing is tracked. As a context manager it is closed on

@@ -58,7 +58,8 @@ def compiled(function: F) -> F:
 
 
 def fields(cls: C) -> C:
-    """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in C."""
+    """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in
+    C."""
     if _kernel is not None:
         base = _kernel.base(_name(cls))
         if base is not None:

@@ -120,8 +120,8 @@ class ObserverGroup:
     def notify_in_order(self, notify: Callable[[Any], None], value: Any) -> None:
         """Calls `notify_started` or `notify_ended`, after any notification in progress.
 
-        So notifications caused by observers arrive in order and without recursion. For objects without a
-        dispatcher, which does the same.
+        So notifications caused by observers arrive in order and without recursion. For objects
+        without a dispatcher, which does the same.
         """
         self._queue.append((notify, value))
         if self._notifying:

@@ -14,9 +14,9 @@ the code here.
     wake_waiters     wakes the tasks that await it; then the observers are notified
 
 Every change of state goes through `claim`, which returns True to exactly one caller. So user code
-never sees an ended operation that is still in a list. The code that tries an operation also finishes
-it, even if a hook has claimed it meanwhile. Code that claims an operation that is not being tried
-finishes it at once, or, within a hook, when that hook has returned: see `dispatcher`.
+never sees an ended operation that is still in a list. The code that tries an operation also
+finishes it, even if a hook has claimed it meanwhile. Code that claims an operation that is not
+being tried finishes it at once, or, within a hook, when that hook has returned: see `dispatcher`.
 
 The steps are functions, not methods, and private attributes begin with `_op_`, because the other
 names of a class that users subclass belong to them. `Home` is their interface to a purgatory.
@@ -99,10 +99,10 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
     `__init__` has to call `super().__init__`.
 
     The hooks are plain functions, called on the loop's thread, one at a time for all operations of
-    a loop: a hook may call anything here; work that it causes runs when it has returned. They run in
-    the context of the code that completes the operation. An exception of a hook goes to the tasks
-    that await the operation, or, if there is none by the next iteration of the loop, to the loop's
-    exception handler.
+    a loop: a hook may call anything here; work that it causes runs when it has returned. They run
+    in the context of the code that completes the operation. An exception of a hook goes to the
+    tasks that await the operation, or, if there is none by the next iteration of the loop, to the
+    loop's exception handler.
 
     It can be copied and pickled until it is watched; then it is known by its identity, and `copy`
     raises `TypeError`.

@@ -333,7 +333,8 @@ class Purgatory(Generic[Op]):
         Raises:
             OperationTimeout: a `TimeoutError`; nothing true came in time.
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
-            BaseException: the exception of `predicate`; and the errors of `try_complete_else_watch`.
+            BaseException: the exception of `predicate`; and the errors of
+                `try_complete_else_watch`.
         """
         return await conditions.wait_for(self, predicate, keys, timeout, give_back)
 

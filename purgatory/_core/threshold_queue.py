@@ -129,8 +129,8 @@ class ThresholdQueue:
         self.is_discarded = False
         """Whether the key was forgotten, so that nothing can find the queue."""
         self._changes = 0
-        """Incremented by each change of `segments`. Comparing runs user code, and allocating may run
-        a finalizer; if either has changed them, a search is repeated."""
+        """Incremented by each change of `segments`. Comparing runs user code, and allocating may
+        run a finalizer; if either has changed them, a search is repeated."""
 
     def add(self, waiter: HasThreshold) -> None:
         """Adds `waiter`. Cost: O(log n) comparisons.
@@ -229,7 +229,8 @@ class ThresholdQueue:
         self._changes += 1
         segment.size -= 1
         if waiting is waiter or not waiting:
-            # Keep the threshold until both lists are consistent, because its `__del__` may come here.
+            # Keep the threshold until both lists are consistent, because its `__del__` may come
+            # here.
             threshold = segment.pop(index)
             del segment.waiters[index]
             if not segment:
@@ -267,7 +268,8 @@ class ThresholdQueue:
                 continue
             taken = segments[:whole]
             waiters = _concat(taken)
-            # Keep the thresholds until both lists are consistent, because a `__del__` may come here.
+            # Keep the thresholds until both lists are consistent, because a `__del__` may come
+            # here.
             first = segments[whole][:part] if part else []
             others = segments[whole].waiters[:part] if part else []
             size = _waiter_count(others)

@@ -9,9 +9,10 @@ new value are not visited.
     advance("orders", 47) -> 3                        A, D and B return 47, in this order; C keeps waiting
     wait("orders", 46)                                returns 47 at once
 
-The code that removes a waiter from its queue decides its outcome. An advance removes all waiters that
-it reaches at once, but wakes a bounded number per iteration of the loop. The others are *unanswered*
-until the next iterations, but decided: neither a deadline nor a `fail` changes their outcome.
+The code that removes a waiter from its queue decides its outcome. An advance removes all waiters
+that it reaches at once, but wakes a bounded number per iteration of the loop. The others are
+*unanswered* until the next iterations, but decided: neither a deadline nor a `fail` changes their
+outcome.
 
     advance("orders", 47) removes 2,000      pending -2,000; 512 are woken, 1,488 are unanswered
     the next three iterations                wake 512, 512 and 464
@@ -19,8 +20,8 @@ until the next iterations, but decided: neither a deadline nor a `fail` changes 
 A waiter whose task has been cancelled is passed over: it ends as cancelled, and is not counted.
 
 Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's
-blocking queries: a client passes the version it has seen, so it misses nothing between two requests.
-Therefore a key keeps its value until `forget` is called.
+blocking queries: a client passes the version it has seen, so it misses nothing between two
+requests. Therefore a key keeps its value until `forget` is called.
 """
 
 from asyncio import AbstractEventLoop, Future, sleep, wait
@@ -217,8 +218,8 @@ class ThresholdPurgatory(Generic[K, V]):
             The value of the key, if it has reached the threshold already; else the first value that
             reaches it.
 
-        Cost: O(log n) comparisons with other thresholds of the key, when the wait starts and when it
-            ends early.
+        Cost: O(log n) comparisons with other thresholds of the key, when the wait starts and when
+            it ends early.
 
         Raises:
             OperationTimeout: a `TimeoutError`; the threshold was not reached in time.
@@ -315,11 +316,11 @@ class ThresholdPurgatory(Generic[K, V]):
     def advance_threadsafe(self, key: K, value: V) -> None:
         """Calls `advance(key, value)` on the loop soon; may be called from any thread.
 
-        Calls made before the loop wakes share one wake-up. The loop applies them in order, a bounded
-        number per iteration. A value that is too low by then is ignored, since threads race; other
-        exceptions of `advance` go to the loop's exception handler. If the purgatory is not bound to
-        a loop yet, values are kept until then. As safe in a signal handler or a finalizer as
-        `loop.call_soon_threadsafe`.
+        Calls made before the loop wakes share one wake-up. The loop applies them in order, a
+        bounded number per iteration. A value that is too low by then is ignored, since threads
+        race; other exceptions of `advance` go to the loop's exception handler. If the purgatory is
+        not bound to a loop yet, values are kept until then. As safe in a signal handler or a
+        finalizer as `loop.call_soon_threadsafe`.
 
         Raises:
             ValueError: `value` is NaN.

@@ -150,8 +150,8 @@ class Watchers:
         self._extra_keys = 0
         """Number of registrations beyond the first registration of each operation."""
         self.has_orphans = False
-        """Whether `by_key` may have entries without watchers, because their keys have changed. These
-        entries stay until no operation is pending."""
+        """Whether `by_key` may have entries without watchers, because their keys have changed.
+        These entries stay until no operation is pending."""
 
     @property
     def registrations(self) -> int:

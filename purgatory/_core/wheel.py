@@ -12,9 +12,9 @@ of 1 and a `wheel_size` of 10, at tick 0:
     due 521    level 2, bucket [500, 600)     from 400 on into bucket [520, 530); from 510 on into bucket 521
 
 Entries go in with `add` and come out with `next_due(now)`. For each new bucket the wheel calls
-`arm(bucket)`: the owner has to call `next_due` at `bucket.wake_tick`. A bucket accepts entries while
-it is in its level, and joins its level only after the owner has armed it. So each entry waits in an
-armed bucket or in an overdue one.
+`arm(bucket)`: the owner has to call `next_due` at `bucket.wake_tick`. A bucket accepts entries
+while it is in its level, and joins its level only after the owner has armed it. So each entry waits
+in an armed bucket or in an overdue one.
 
 A deadline is rounded up to a tick if it lies ahead. A deadline that has passed is due in the next
 iteration of work, whatever the tick.
@@ -55,8 +55,8 @@ DEFAULT_WHEEL_SIZE: Final = 512
 the fourth 37 hours."""
 
 ROUND_UP: Final = 0.999
-"""Added before `floor`, to round a number of ticks up unless it is an integer but for rounding errors,
-which are below 0.001 up to a loop time of 250 years with ticks of 1 ms."""
+"""Added before `floor`, to round a number of ticks up unless it is an integer but for rounding
+errors, which are below 0.001 up to a loop time of 250 years with ticks of 1 ms."""
 
 
 @fields
@@ -135,7 +135,8 @@ class TimingWheel:
         self._due: list[tuple[int, Bucket]] = []
         """The open buckets of the finest level, a heap by start."""
         self._wide: list[tuple[int, int, Bucket]] = []
-        """The open buckets of the other levels, a heap by the tick at which they cascade, and level."""
+        """The open buckets of the other levels, a heap by the tick at which they cascade, and
+        level."""
         self._expiring = Drain()
         """The entries of closed buckets that are due."""
         self._cascading: list[tuple[int, int, Drain]] = []

@@ -32,11 +32,14 @@ OPERATIONS: Final = pa.schema(
 )
 """One row for each operation.
 
-- `run_id`, `operation_id`: together they identify the operation; the ids of a run count up from 0, so a gap means lost rows.
+- `run_id`, `operation_id`: together they identify the operation; the ids of a run count up from 0,
+  so a gap means lost rows.
 - `kind`: the class. `purgatory`: the name. `keys`: as strings.
-- `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end was not written.
+- `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end
+  was not written.
 - `timeout_s`: null without a deadline. `outcome`: completed, expired or cancelled.
-- `attempts`: the number of tries of its condition. `ended_by`: the key whose check completed it, or null.
+- `attempts`: the number of tries of its condition. `ended_by`: the key whose check completed it, or
+  null.
 - `missed_trigger`: whether the try at its deadline completed it.
 """
 
@@ -55,9 +58,10 @@ CHECKS: Final = pa.schema(
 """One row for each key, second and file in which a check found waiters: the number of checks, and
 of the operations that they tried and completed.
 
-- `part`: the number of the file in its run. A second during which a file was finished has a row in that file and one in the
-  next; add them up. So `run_id`, `purgatory`, `key`, `second` and `part` identify a row: two rows with the same values are copies.
-  Journals of earlier versions lack the column; readers use 0.
+- `part`: the number of the file in its run. A second during which a file was finished has a row in
+  that file and one in the next; add them up. So `run_id`, `purgatory`, `key`, `second` and `part`
+  identify a row: two rows with the same values are copies. Journals of earlier versions lack the
+  column; readers use 0.
 """
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}

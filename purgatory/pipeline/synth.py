@@ -8,7 +8,8 @@ longer timeouts here, which suit them. These facts are planted:
 
 - a timeout that is too short: ``Join`` takes 200 ms at the median, and expires after 200 ms;
 - a hot key: every fourth operation watches ``key-0``, besides those that draw it;
-- a key that is never triggered: every operation of ``Forgotten`` watches ``forgotten`` alone, and completes at its deadline.
+- a key that is never triggered: every operation of ``Forgotten`` watches ``forgotten`` alone, and
+  completes at its deadline.
 
 The same arguments give the same journal: all random values are hashes of the row's number and the
 seed.

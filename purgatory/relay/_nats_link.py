@@ -53,7 +53,8 @@ class NatsLink:
             "reconnect_time_wait": 0,
             "connect_timeout": 3_600,
         }
-        # In its own task: `connect` uses `wait_for`, which may swallow a cancellation on Python 3.11.
+        # In its own task: `connect` uses `wait_for`, which may swallow a cancellation on Python
+        # 3.11.
         connecting = create_task(
             link._client.connect(url, allow_reconnect=False, error_cb=link._on_error, **options)
         )

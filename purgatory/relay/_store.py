@@ -153,8 +153,8 @@ class StoreWithDeliveries(Store, Protocol):
     from the keys of versions.
 
     A settled key has one value, which `settled` returns to all callers. When the time to live is
-    over by the store's clock, the key can be settled again, and the store eventually removes all its
-    data.
+    over by the store's clock, the key can be settled again, and the store eventually removes all
+    its data.
     """
 
     # max_value: int = 1_000_000

@@ -111,7 +111,8 @@ class StoreSync:
         self._resync_timer: TimerHandle | None = None
         self._gap_timer: TimerHandle | None = None
         self._listen_timeout: Timeout | None = None
-        """Timeout of the subscription; runs until its confirmation, and while a probe is in flight."""
+        """Timeout of the subscription; runs until its confirmation, and while a probe is in
+        flight."""
         self._id = token_hex(8)
         """Id that distinguishes its own probes from other processes' probes."""
         self._announcing: Task[None] | None = None

@@ -3,9 +3,9 @@ other timers get.
 
 A million timers are due within 262 s, all in one wide bucket, which cascades into narrower ones
 before it begins. We watch twice: while that bucket cascades, and from shortly before it begins. In
-between, while no timer is due, the loop's clock jumps ahead, which only asyncio's loop allows. Short
-timers are started on the same wheel during the whole measurement. A callback that runs in every
-iteration of the loop measures the iterations, in CPU time; lateness is by the clock.
+between, while no timer is due, the loop's clock jumps ahead, which only asyncio's loop allows.
+Short timers are started on the same wheel during the whole measurement. A callback that runs in
+every iteration of the loop measures the iterations, in CPU time; lateness is by the clock.
 """
 
 import argparse

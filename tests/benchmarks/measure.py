@@ -4,13 +4,15 @@ One round is a batch of ours, then a batch of theirs (A B A B ...). So whatever 
 does affects both in the same way. Each round gives a ratio. The figure of a row is the median of
 these paired ratios, shown with their quartiles.
 
-- A batch is about 1,000 operations. A loop frees cancelled timers only in its next iteration. So a longer batch would measure
-  a heap of cancelled timers that no server collects within one iteration, and a shorter one the clock, which costs about 1 µs.
-- The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that the machine gives to other
-  programs meanwhile is not the contender's cost.
-- After each batch the loop does two iterations. A contender may defer work until then: the wheel cancels the loop's timers of
-  buckets that have become empty, uvloop closes cancelled handles. This work must not count for the other contender, but it must
-  count. So the clock is read twice after each batch: before these iterations (`bare`) and after them (`settled`).
+- A batch is about 1,000 operations. A loop frees cancelled timers only in its next iteration. So a
+  longer batch would measure a heap of cancelled timers that no server collects within one
+  iteration, and a shorter one the clock, which costs about 1 µs.
+- The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that
+  the machine gives to other programs meanwhile is not the contender's cost.
+- After each batch the loop does two iterations. A contender may defer work until then: the wheel
+  cancels the loop's timers of buckets that have become empty, uvloop closes cancelled handles. This
+  work must not count for the other contender, but it must count. So the clock is read twice after
+  each batch: before these iterations (`bare`) and after them (`settled`).
 - The garbage collector stays on, as in a server.
 """
 

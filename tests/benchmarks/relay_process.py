@@ -290,8 +290,8 @@ async def listen(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
-    """The cost of joining and leaving the changes: the cost of waits that do both, minus the cost of
-    as many waits that do neither."""
+    """The cost of joining and leaving the changes: the cost of waits that do both, minus the cost
+    of as many waits that do neither."""
     joined: list[float] = []
 
     async def cpu_of_waits(leave_delay: float) -> float:

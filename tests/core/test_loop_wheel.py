@@ -250,7 +250,8 @@ async def test_late_addition_does_not_stop_cascade(spy: Spy, wheel_size: int) ->
 async def test_late_stage_of_far_bucket_rearms_once(
     spy: Spy,
 ) -> None:
-    """The request moves by the missing time, but not into the past, since the entry is not due yet."""
+    """The request moves by the missing time, but not into the past, since the entry is not due
+    yet."""
     loop: Any = asyncio.get_running_loop()
     timer, seen = Timer(tick=0.25, wheel_size=1_000_000), list[float]()
     when = 1.2 * DAY

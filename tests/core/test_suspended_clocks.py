@@ -17,7 +17,8 @@ DAY = 86_400.0
 
 
 class Ends:
-    """Starts waits of one kind, each until an instant, and records how late each has ended: `late`."""
+    """Starts waits of one kind, each until an instant, and records how late each has ended:
+    `late`."""
 
     def __init__(self, kind, **options):
         self.loop = asyncio.get_running_loop()

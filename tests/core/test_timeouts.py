@@ -152,7 +152,8 @@ def without_hold_ups(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
 
 
 async def until_held_up(limit: float, before: float) -> None:
-    """Returns when the loop has been blocked for `limit` seconds, including time before this call."""
+    """Returns when the loop has been blocked for `limit` seconds, including time before this
+    call."""
     loop = asyncio.get_running_loop()
     while loop.time() < before + limit:
         before = loop.time()

@@ -1,4 +1,5 @@
-"""Known defects of similar libraries. A defect that another test file covers is not repeated here."""
+"""Known defects of similar libraries. A defect that another test file covers is not repeated
+here."""
 
 import asyncio
 import gc
@@ -124,7 +125,8 @@ async def test_first_deadline_is_kept_despite_repeated_tries(purgatory):
 
 
 class Crooked:
-    """Fires a loop's timers too early or too late, and returns handles that can only be cancelled."""
+    """Fires a loop's timers too early or too late, and returns handles that can only be
+    cancelled."""
 
     class Handle:
         def __init__(self, handle):

@@ -6,15 +6,16 @@ clients.
 Five measurements, each of new brokers, alternately and several times; a table has the medians.
 
 - *start*: seconds from the start of the process to its first response.
-- *latency*: from the moment at which a message of 100 bytes was due to be produced until a consumer that waits in fetch has
-  it; both are confluent-kafka, in processes of their own, with acks=all and no lingering. The first seconds are a warm-up,
-  which counts for the processor time alone.
-- *throughput*: messages of 100 bytes, and of 10 kB, that one producer sends as fast as it can, acks=all, and that one consumer
-  reads then; both are confluent-kafka, in this process.
-- *idle*: the cost of 5,000 consumers that wait in fetch and get nothing, each on a connection of its own: half a second, as
-  clients do by default, or 30 s.
-- *group*: seconds until a new group has the first record of a topic that has some, by five clients. A broker first waits for
-  more members: ours for 0.1 s by default, and Kafka for 3 s, so Kafka is measured with both.
+- *latency*: from the moment at which a message of 100 bytes was due to be produced until a consumer
+  that waits in fetch has it; both are confluent-kafka, in processes of their own, with acks=all and
+  no lingering. The first seconds are a warm-up, which counts for the processor time alone.
+- *throughput*: messages of 100 bytes, and of 10 kB, that one producer sends as fast as it can,
+  acks=all, and that one consumer reads then; both are confluent-kafka, in this process.
+- *idle*: the cost of 5,000 consumers that wait in fetch and get nothing, each on a connection of
+  its own: half a second, as clients do by default, or 30 s.
+- *group*: seconds until a new group has the first record of a topic that has some, by five clients.
+  A broker first waits for more members: ours for 0.1 s by default, and Kafka for 3 s, so Kafka is
+  measured with both.
 
 Kafka is one node in KRaft mode, with the JVM options of its own start script; its storage is
 formatted beforehand. Our broker keeps everything in memory. Kafka writes to its log files, and

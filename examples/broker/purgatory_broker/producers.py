@@ -3,8 +3,8 @@ appended again.
 
 A producer numbers its records from 0 on, for each partition. Five batches are remembered, as many
 as a client may have in flight: a duplicate of a remembered batch gets the response of the first.
-Of all other batches, only the next one in sequence is accepted. A producer that has sent nothing for a day
-is forgotten.
+Of all other batches, only the next one in sequence is accepted. A producer that has sent nothing
+for a day is forgotten.
 """
 
 from collections import deque

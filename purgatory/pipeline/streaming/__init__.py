@@ -18,11 +18,11 @@ instant. So outcomes depend on event time alone, not on the order in which rows 
 Rows may arrive out of order by less than the delay; that makes no difference. For rows at the
 watermark or behind it:
 
-- an operation whose deadline is still ahead begins to wait at the watermark; otherwise it is `late`,
-  with the reason in its row;
+- an operation whose deadline is still ahead begins to wait at the watermark; otherwise it is
+  `late`, with the reason in its row;
 - a signal is `late`, and counts from the watermark on for operations that are still pending;
-- a copy of an operation (the same id, before the deadline of the first) is `late`, and the first one
-  counts; an id may be used again when its deadline has passed;
+- a copy of an operation (the same id, before the deadline of the first) is `late`, and the first
+  one counts; an id may be used again when its deadline has passed;
 - a row that lacks a column is `late`.
 
 Silence
@@ -32,8 +32,8 @@ Silence
     with both inputs silent the watermark is `idle` + `delay` behind the clock when something is
     due.
 
-    - Rows that arrive up to `idle` after their event time are not late by a tick. Later ones are rows
-      behind the watermark, with the rules above.
+    - Rows that arrive up to `idle` after their event time are not late by a tick. Later ones are
+      rows behind the watermark, with the rules above.
     - A backlog is decided by its own event time, however old it is and however long it takes to
       read: an input with rows left to be read is not silent. Nor is one that is read after a pause:
       the silence of each input starts anew with the query.

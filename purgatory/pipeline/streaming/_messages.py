@@ -1,13 +1,14 @@
 """Operations and signals as binary messages: shorter than JSON, without a schema registry.
 
-The fields are those types of Kafka's protocol, which every client has to read and write anyway: big-endian integers; STRING is
-an INT16 with the number of bytes, then UTF-8; ARRAY is an INT32 with the number of elements, then these. Instants are INT64,
-in microseconds since 1970.
+The fields are those types of Kafka's protocol, which every client has to read and write anyway:
+big-endian integers; STRING is an INT16 with the number of bytes, then UTF-8; ARRAY is an INT32 with
+the number of elements, then these. Instants are INT64, in microseconds since 1970.
 
     operation   INT8 1   STRING operation_id   ARRAY of (STRING key, INT64 threshold)   STRING mode   INT64 registered_at   INT64 deadline
     signal      INT8 1   STRING key            INT64 value                              INT64 at
 
-The first byte is the version. The signal that "paid-7" has reached 1 at 12:00:20 of 2026-01-01 has 25 bytes:
+The first byte is the version. The signal that "paid-7" has reached 1 at 12:00:20 of 2026-01-01 has
+25 bytes:
 
     01   00 06 70 61 69 64 2d 37   00 00 00 00 00 00 00 01   00 06 47 52 56 3d 1d 00
 """  # a table

@@ -1,5 +1,5 @@
-"""``python tests/benchmarks burst``: all requests end at once; how long do other callbacks of the loop
-have to wait?
+"""``python tests/benchmarks burst``: all requests end at once; how long do other callbacks of the
+loop have to wait?
 
 ``expiry``: all requests are due in the same tick. ``check``: all watch one key, and one
 `check_and_complete` completes them. A callback that runs in every iteration of the loop measures

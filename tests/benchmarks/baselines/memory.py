@@ -1,5 +1,5 @@
-"""``python tests/benchmarks memory``: the memory of a pending request, and the memory left after all
-requests have ended.
+"""``python tests/benchmarks memory``: the memory of a pending request, and the memory left after
+all requests have ended.
 
 Each request waits for a key of its own. We measure by how much the resident memory of a new process
 grows. This includes the request itself with its 100 bytes of payload, about 300 bytes in all

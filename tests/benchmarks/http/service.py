@@ -6,8 +6,8 @@ V, with that version and the time at which it came. Both are a Starlette endpoin
 are the same:
 
 - ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`;
-- theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key, interrupted now and then to ask
-  Starlette whether the client has left.
+- theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key,
+  interrupted now and then to ask Starlette whether the client has left.
 
 Two more are there for the memory, and do not check for their client. ``/alone`` waits in the
 `ThresholdPurgatory` without `purgatory.asgi`. ``/bare`` waits for a future: that is what an open
