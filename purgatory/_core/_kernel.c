@@ -1,11 +1,13 @@
 /* The hot path of a purgatory in C: see kernel.py.
 
-   Each function in the table TWINS is the twin of a Python function, its definition, which the table names. A twin
-   handles the common case. Otherwise it returns PASS before any change, and the definition is called with the same
-   arguments. Twins use the objects of the Python classes: they read and write the `__slots__`, at the offsets in Python's
-   own descriptors. Four classes keep some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object,
-   so a twin checks the type of each value, or passes. During a call into Python it owns references to all objects that it
-   uses afterwards; after the call it reads again all slots that may have changed. */
+   Each function in the table TWINS is the twin of a Python function, its definition, which the
+   table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
+   definition is called with the same arguments. Twins use the objects of the Python classes: they
+   read and write the `__slots__`, at the offsets in Python's own descriptors. Four classes keep
+   some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object, so a twin
+   checks the type of each value, or passes. During a call into Python it owns references to all
+   objects that it uses afterwards; after the call it reads again all slots that may have
+   changed. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -16,12 +18,15 @@
 #define SOURCE 0
 #endif
 
-/* ---- classes, slots and constants that Python passes in, and the names of called Python methods */
+/* ---- classes, slots and constants passed in by Python, and the names of called Python methods */
 
 #define CLASSES(X) /* name in C, module and name in Python */ \
-    X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") X(Drain, "buckets.Drain") \
-    X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") X(LoopWheel, "loop_wheel.LoopTimingWheel") \
-    X(Task, "wheel_timer.TimerTask") X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
+    X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") \
+    X(Drain, "buckets.Drain") \
+    X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") \
+    X(LoopWheel, "loop_wheel.LoopTimingWheel") \
+    X(Task, "wheel_timer.TimerTask") X(Timer, "wheel_timer.WheelTimer") \
+    X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
     X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
     X(Engine, "engine.Engine") X(Purgatory, "purgatory.Purgatory") \
@@ -30,21 +35,29 @@
 #define FIELDS(X) \
     X(Bucket, chunk) X(Bucket, number) \
     X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
-    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _rate) X(Wheel, _level1_rate) \
-    X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) \
+    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _rate) \
+    X(Wheel, _level1_rate) \
+    X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) X(Wheel, notify_empty) \
+    X(Wheel, _budget) X(Wheel, _expiring) \
     X(Binding, time) \
     X(Task, _callback) X(Task, _timer) \
     X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) X(Timer, _starts) X(Timer, _max_pending) \
     X(Timeout, _state) X(Timeout, _handle) \
-    X(Operation, _op_home) X(Operation, _op_links) X(Operation, _op_owner) X(Operation, _op_record) \
-    X(Operation, _op_result) X(Operation, _op_state) X(Operation, _op_timeout) X(Operation, _op_waiters) \
-    X(Dispatcher, current) X(Dispatcher, interrupted) X(Dispatcher, has_backlog) X(Dispatcher, finished) \
+    X(Operation, _op_home) X(Operation, _op_links) X(Operation, _op_owner) \
+    X(Operation, _op_record) \
+    X(Operation, _op_result) X(Operation, _op_state) X(Operation, _op_timeout) \
+    X(Operation, _op_waiters) \
+    X(Dispatcher, current) X(Dispatcher, interrupted) X(Dispatcher, has_backlog) \
+    X(Dispatcher, finished) \
     X(WatchChunk, first) X(WatchChunk, last) X(WatchChunk, after) X(WatchChunk, key) \
     X(Watchers, by_key) \
-    X(Engine, by_key) X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) X(Engine, inbox) X(Engine, is_debugging) \
-    X(Engine, loop) X(Engine, loop_wheel) X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
+    X(Engine, by_key) X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) \
+    X(Engine, has_limits) X(Engine, inbox) X(Engine, is_debugging) \
+    X(Engine, loop) X(Engine, loop_wheel) X(Engine, notifier) X(Engine, time) X(Engine, watchers) \
+    X(Engine, wheel) \
     X(Purgatory, _engine) \
-    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, completed) X(KeyCheck, key)
+    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, completed) \
+    X(KeyCheck, key)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
     X(running_loop) X(partial) X(CALLED) X(CREATED) \
@@ -52,14 +65,18 @@
     X(_set_exception) X(try_failed) X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
 
 #define NAMES(X) \
-    X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) X(_unlink_chunk) \
+    X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) \
+    X(_unlink_chunk) \
     X(keep_orphan) X(_remove_by_scan) \
-    X(claim) X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
+    X(claim) X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) \
+    X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
-    X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) X(hint_similar_key) X(check) \
+    X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
+    X(hint_similar_key) X(check) \
     X(_count_missed_trigger) X(finish_batch)
 
-#define TWINS(X) /* name in C, least and most positional arguments (with `self`), name in Python */ \
+/* name in C, least and most positional arguments (with `self`), name in Python */
+#define TWINS(X) \
     X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
     X(wheel_remove, 2, 2, "wheel.TimingWheel.remove") \
     X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
@@ -104,7 +121,8 @@ typedef struct {
 #define DECLARE_TWIN(name, ...) Twin *name;
     TWINS(DECLARE_TWIN)
     PyTypeObject *Twin_Type, *EntryBase, *ChunkBase, *EngineBase, *WatchersBase, *IteratorType;
-    PyObject *hook_loop; /* loop of the thread in which C calls a `try_complete`; borrowed, only compared */
+    /* loop of the thread in which C calls a `try_complete`; borrowed, only compared */
+    PyObject *hook_loop;
     unsigned long hook_thread;
 } State;
 
@@ -142,7 +160,8 @@ struct Twin {
 static PyObject pass_object;
 #define PASS (&pass_object)
 
-static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names) {
+static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t flags,
+    PyObject *names) {
     Twin *self = (Twin *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     if (names == NULL && count >= self->least && count <= self->most) {
@@ -156,7 +175,8 @@ static PyObject *twin_bind(PyObject *self, PyObject *object, PyObject *Py_UNUSED
     return object == NULL ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
-static PyObject *twin_getattr(PyObject *self, PyObject *name) { /* attributes of the Python function */
+/* attributes of the Python function */
+static PyObject *twin_getattr(PyObject *self, PyObject *name) {
     PyObject *value = PyObject_GenericGetAttr(self, name);
     if (value != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
     PyErr_Clear();
@@ -175,7 +195,8 @@ static PyObject *twin_wrapped(PyObject *self, void *Py_UNUSED(closure)) {
     return Py_NewRef(((Twin *)self)->python);
 }
 
-static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) { /* by qualified name, as for functions */
+/* by qualified name, as for functions */
+static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) {
     return PyObject_GetAttrString(((Twin *)self)->python, "__qualname__");
 }
 
@@ -188,7 +209,8 @@ static int twin_traverse(PyObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static void twin_dealloc(PyObject *self) { /* no tp_clear: the function's tp_clear breaks the cycle */
+/* no tp_clear: the function's tp_clear breaks the cycle */
+static void twin_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_XDECREF(((Twin *)self)->python);
@@ -206,10 +228,12 @@ static PyMethodDef twin_methods[] = {{"__reduce__", twin_reduce, METH_NOARGS, NU
 static PyType_Slot twin_slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, twin_bind}, {Py_tp_getattro, twin_getattr},
     {Py_tp_repr, twin_repr}, {Py_tp_members, twin_members}, {Py_tp_getset, twin_getset},
-    {Py_tp_methods, twin_methods}, {Py_tp_traverse, twin_traverse}, {Py_tp_dealloc, twin_dealloc}, {0}};
+    {Py_tp_methods, twin_methods}, {Py_tp_traverse, twin_traverse}, {Py_tp_dealloc, twin_dealloc},
+    {0}};
 static PyType_Spec twin_spec = {
     "purgatory._core._kernel.compiled_function", sizeof(Twin), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+        | Py_TPFLAGS_METHOD_DESCRIPTOR
         | Py_TPFLAGS_DISALLOW_INSTANTIATION, twin_slots};
 
 /* ---- helpers */
@@ -220,7 +244,9 @@ static inline int is_a(PyObject *object, PyTypeObject *type) { /* no subclass */
 static inline int is_kind_of(PyObject *object, PyTypeObject *type) {
     return object != NULL && type != NULL && PyObject_TypeCheck(object, type);
 }
-static inline int is_float(PyObject *object) { return object != NULL && PyFloat_CheckExact(object); }
+static inline int is_float(PyObject *object) {
+    return object != NULL && PyFloat_CheckExact(object);
+}
 static inline int is_int(PyObject *object) { return object != NULL && PyLong_CheckExact(object); }
 
 static inline int is_number(PyObject *object, long long number) {
@@ -236,7 +262,8 @@ static inline void put(PyObject **slot, PyObject *value) { /* stores a new refer
     *slot = Py_NewRef(value);
     Py_XDECREF(old);
 }
-static inline int done(PyObject *result) { /* drops a result that is not needed; -1 is an exception */
+/* drops a result that is not needed; -1 is an exception */
+static inline int done(PyObject *result) {
     if (result == NULL) return -1;
     Py_DECREF(result);
     return 0;
@@ -252,15 +279,16 @@ static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an e
     return running == loop;
 }
 
-/* The same, but fast inside a `try_complete` called from C. Another thread may have overwritten or reset the two fields;
-   then this asks asyncio for the running loop. */
+/* The same, but fast inside a `try_complete` called from C. Another thread may have overwritten or
+   reset the two fields; then this asks asyncio for the running loop. */
 static int is_running_in_hook(State *st, PyObject *loop) {
-    if (loop != NULL && st->hook_loop == loop && st->hook_thread == PyThread_get_thread_ident()) return 1;
+    if (loop != NULL && st->hook_loop == loop && st->hook_thread == PyThread_get_thread_ident())
+        return 1;
     return is_running(st, loop);
 }
 
-/* Whether the stack has room to end an operation, with a few frames for hooks. Otherwise sets an exception, before any
-   change. */
+/* Whether the stack has room to end an operation, with a few frames for hooks. Otherwise sets an
+   exception, before any change. */
 static int has_stack(void) {
 #if PY_VERSION_HEX >= 0x030C0000
     int left = PyThreadState_Get()->py_recursion_remaining;
@@ -268,7 +296,8 @@ static int has_stack(void) {
     int left = PyThreadState_Get()->recursion_remaining;
 #endif
     if (left >= 40) return 1;
-    PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: no room to end an operation");
+    PyErr_SetString(PyExc_RecursionError,
+        "maximum recursion depth exceeded: no room to end an operation");
     return 0;
 }
 
@@ -292,9 +321,10 @@ static int has_room(Twin *self, Py_ssize_t size) { /* of a chunk; tests lower th
 
 /* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list, linked through its entries
 
-   The chunk in Python is a dictionary, so this one has the same interface: `chunk[entry] = None`, `del chunk[entry]`. A
-   chunk owns its entries. An entry borrows its chunk, which removes all its entries before it is freed. An assignment to
-   `_timer_chunk` only removes the entry from another chunk; adding the entry to a chunk has set the field already. */
+   The chunk in Python is a dictionary, so this one has the same interface: `chunk[entry] = None`,
+   `del chunk[entry]`. A chunk owns its entries. An entry borrows its chunk, which removes all its
+   entries before it is freed. An assignment to `_timer_chunk` only removes the entry from another
+   chunk; adding the entry to a chunk has set the field already. */
 
 typedef struct Entry Entry;
 typedef struct {
@@ -349,7 +379,9 @@ static void entry_dealloc(PyObject *self) {
     type->tp_free(self);
     Py_DECREF(type);
 }
-static PyObject *entry_get_chunk(PyObject *self, void *Py_UNUSED(closure)) { return get((PyObject *)CHUNK(self)); }
+static PyObject *entry_get_chunk(PyObject *self, void *Py_UNUSED(closure)) {
+    return get((PyObject *)CHUNK(self));
+}
 
 static struct PyModuleDef module_def;
 static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(closure)) {
@@ -363,8 +395,10 @@ static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(clos
     if (CHUNK(self) != NULL && (PyObject *)CHUNK(self) != chunk) unlink_entry((Entry *)self);
     return 0;
 }
-static PyMemberDef entry_members[] = {{"_timer_deadline", T_OBJECT_EX, offsetof(Entry, deadline), 0, NULL}, {0}};
-static PyGetSetDef entry_getset[] = {{"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL}, {0}};
+static PyMemberDef entry_members[] =
+    {{"_timer_deadline", T_OBJECT_EX, offsetof(Entry, deadline), 0, NULL}, {0}};
+static PyGetSetDef entry_getset[] =
+    {{"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL}, {0}};
 static PyType_Slot entry_slots[] = {
     {Py_tp_members, entry_members}, {Py_tp_getset, entry_getset}, {Py_tp_traverse, entry_traverse},
     {Py_tp_clear, entry_clear}, {Py_tp_dealloc, entry_dealloc}, {0}};
@@ -375,7 +409,8 @@ static PyType_Spec entry_spec = {
 static int chunk_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((Chunk *)self)->wheel);
-    for (Entry *entry = ((Chunk *)self)->first; entry != NULL; entry = entry->after) Py_VISIT(entry);
+    for (Entry *entry = ((Chunk *)self)->first; entry != NULL; entry = entry->after)
+        Py_VISIT(entry);
     return 0;
 }
 static int chunk_clear(PyObject *self) {
@@ -398,7 +433,8 @@ static int chunk_contains(PyObject *self, PyObject *entry) {
     State *st = PyModule_GetState(module);
     return PyObject_TypeCheck(entry, st->EntryBase) && CHUNK(entry) == (Chunk *)self;
 }
-static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) { /* deletes if `value` is NULL */
+/* deletes if `value` is NULL */
+static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
     if (module == NULL) return -1;
     State *st = PyModule_GetState(module);
@@ -440,15 +476,18 @@ static void iterator_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 static PyType_Slot iterator_slots[] = {
-    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, iterator_next}, {Py_tp_dealloc, iterator_dealloc}, {0}};
+    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, iterator_next},
+    {Py_tp_dealloc, iterator_dealloc}, {0}};
 static PyType_Spec iterator_spec = {
     "purgatory._core._kernel.ChunkIterator", sizeof(ChunkIterator), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, iterator_slots};
 
-static PyObject *chunk_iter(PyObject *self) { /* fails if the next entry has left, like a dictionary's */
+/* fails if the next entry has left, like a dictionary's */
+static PyObject *chunk_iter(PyObject *self) {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
     if (module == NULL) return NULL;
-    ChunkIterator *iterator = PyObject_New(ChunkIterator, ((State *)PyModule_GetState(module))->IteratorType);
+    ChunkIterator *iterator =
+        PyObject_New(ChunkIterator, ((State *)PyModule_GetState(module))->IteratorType);
     if (iterator == NULL) return NULL;
     iterator->chunk = (Chunk *)Py_NewRef(self);
     iterator->next = (Entry *)Py_XNewRef((PyObject *)((Chunk *)self)->first);
@@ -458,24 +497,30 @@ static PyObject *chunk_remove_all(PyObject *self, PyObject *Py_UNUSED(none)) {
     while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
     Py_RETURN_NONE;
 }
-static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) { /* includes the links in the entries */
-    return PyLong_FromSsize_t((Py_ssize_t)sizeof(Chunk) + ((Chunk *)self)->size * 3 * (Py_ssize_t)sizeof(void *));
+/* includes the links in the entries */
+static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) {
+    Py_ssize_t links = ((Chunk *)self)->size * 3 * (Py_ssize_t)sizeof(void *);
+    return PyLong_FromSsize_t((Py_ssize_t)sizeof(Chunk) + links);
 }
 static PyMethodDef chunk_methods[] = {
-    {"clear", chunk_remove_all, METH_NOARGS, NULL}, {"__sizeof__", chunk_sizeof, METH_NOARGS, NULL}, {0}};
+    {"clear", chunk_remove_all, METH_NOARGS, NULL}, {"__sizeof__", chunk_sizeof, METH_NOARGS, NULL},
+    {0}};
 static PyMemberDef chunk_members[] = {
     {"wheel", T_OBJECT_EX, offsetof(Chunk, wheel), 0, NULL},
-    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL}, /* read-only, so copying a chunk fails */
+    /* read-only, so copying a chunk fails */
+    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL},
     {0}};
 static PyType_Slot chunk_slots[] = {
-    {Py_tp_members, chunk_members}, {Py_tp_methods, chunk_methods}, {Py_mp_length, chunk_length}, {Py_mp_ass_subscript, chunk_assign},
+    {Py_tp_members, chunk_members}, {Py_tp_methods, chunk_methods}, {Py_mp_length, chunk_length},
+    {Py_mp_ass_subscript, chunk_assign},
     {Py_sq_contains, chunk_contains}, {Py_tp_iter, chunk_iter}, {Py_tp_traverse, chunk_traverse},
     {Py_tp_clear, chunk_clear}, {Py_tp_dealloc, chunk_dealloc}, {0}};
 static PyType_Spec chunk_spec = {
     "purgatory._core._kernel.Chunk", sizeof(Chunk), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, chunk_slots};
 
-/* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each change */
+/* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each
+   change */
 
 typedef struct {
     PyObject_HEAD
@@ -497,9 +542,11 @@ static PyMemberDef watchers_members[] = {
 static PyType_Slot engine_slots[] = {{Py_tp_members, engine_members}, {0}};
 static PyType_Slot watchers_slots[] = {{Py_tp_members, watchers_members}, {0}};
 static PyType_Spec engine_spec = {
-    "purgatory._core._kernel.Engine", sizeof(EngineCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, engine_slots};
+    "purgatory._core._kernel.Engine", sizeof(EngineCounts), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, engine_slots};
 static PyType_Spec watchers_spec = {
-    "purgatory._core._kernel.Watchers", sizeof(WatchersCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    "purgatory._core._kernel.Watchers", sizeof(WatchersCounts), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     watchers_slots};
 
 /* ---- the wheel */
@@ -510,7 +557,8 @@ static PyType_Spec watchers_spec = {
 static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *wheel = a[0], *entry = a[1], *when = a[2], *now = a[3];
-    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry) || !is_float(when) || !is_float(now)) return PASS;
+    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry) || !is_float(when)
+        || !is_float(now)) return PASS;
     PyObject *end = AT(wheel, Wheel, _level0_end);
     if (!is_float(end)) return PASS;
     double at = PyFloat_AS_DOUBLE(when);
@@ -523,7 +571,8 @@ static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
     PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
     PyObject *bucket = *recent, *before = NULL;
     if (!is_a(bucket, st->Bucket) || !is_number(AT(bucket, Bucket, number), (long long)number)) {
-        PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets) : AT(wheel, Wheel, _level0_buckets);
+        PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets)
+            : AT(wheel, Wheel, _level0_buckets);
         if (buckets == NULL || !PyDict_CheckExact(buckets)) return PASS;
         PyObject *key = PyLong_FromLongLong((long long)number);
         if (key == NULL) return NULL;
@@ -575,10 +624,11 @@ static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t co
     return done(call_method(twin, name, args, count));
 }
 
-/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self); borrowed. NULL at the end or with
-   an exception. The entry stays the first one until it leaves its chunk. */
+/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self); borrowed.
+   NULL at the end or with an exception. The entry stays the first one until it leaves its chunk. */
 static PyObject *next_entry(State *st, PyObject *drain) {
-    PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries), *entry = AT(drain, Drain, _first);
+    PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries),
+        *entry = AT(drain, Drain, _first);
     if (!is_a(chunk, st->Chunk)) return NULL;
     if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) return entry;
     if (!is_a(entries, &PyListIter_Type)) return NULL;
@@ -607,17 +657,21 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
     PyObject *entry = next_entry(st, drain);
     if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
     PyObject *deadline = DEADLINE(entry);
-    if (!is_float(deadline) || !(PyFloat_AS_DOUBLE(deadline) <= PyFloat_AS_DOUBLE(now))) return PASS;
+    if (!is_float(deadline) || !(PyFloat_AS_DOUBLE(deadline) <= PyFloat_AS_DOUBLE(now)))
+        return PASS;
     PyObject *args[] = {wheel, Py_NewRef(entry)};
-    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && call(st->wheel_remove, st->s_remove, args, 2) == 0) return args[1];
+    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0
+        && call(st->wheel_remove, st->s_remove, args, 2) == 0) return args[1];
     Py_DECREF(args[1]);
     return NULL;
 }
 
 /* ---- timers */
 
-static int timer_is_plain(State *st, PyObject *timer) { /* without options, and on its loop; -1 is an exception */
-    if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None || AT(timer, Timer, _max_pending) != Py_None
+/* without options, and on its loop; -1 is an exception */
+static int timer_is_plain(State *st, PyObject *timer) {
+    if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None
+        || AT(timer, Timer, _max_pending) != Py_None
         || AT(timer, Timer, _wheel) == NULL || AT(timer, Timer, _time) == NULL) return 0;
     return is_running(st, AT(timer, Timer, _loop));
 }
@@ -627,7 +681,8 @@ static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int i
     if (!is_float(a[1]) || st->Task == NULL || st->partial == NULL) return PASS;
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
-    PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel)), *time = Py_NewRef(AT(timer, Timer, _time));
+    PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel)),
+        *time = Py_NewRef(AT(timer, Timer, _time));
     PyObject *now = PyObject_CallNoArgs(time);
     Py_DECREF(time);
     if (now == NULL) goto out;
@@ -667,7 +722,8 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
     if (AT(task, Task, _callback) == NULL) return PASS;
-    PyObject *callback = Py_NewRef(AT(task, Task, _callback)), *wheel = Py_NewRef(AT(timer, Timer, _wheel));
+    PyObject *callback = Py_NewRef(AT(task, Task, _callback)),
+        *wheel = Py_NewRef(AT(timer, Timer, _wheel));
     put(&AT(task, Task, _callback), Py_None);
     PyObject *args[] = {wheel, task};
     PyObject *removed = call_method(st->wheel_remove, st->s_remove, args, 2);
@@ -684,13 +740,15 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
     PyObject *callback = AT(task, Task, _callback);
-    if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED) return PASS;
+    if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED)
+        return PASS;
     PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = PyObject_CallNoArgs(time);
     Py_DECREF(time);
     if (now == NULL) return NULL;
     PyObject *deadline = DEADLINE(task);
     int is_later = is_float(now) && is_float(deadline) && CHUNK(task) != NULL
-        && PyFloat_AS_DOUBLE(a[1]) >= PyFloat_AS_DOUBLE(deadline) && PyFloat_AS_DOUBLE(a[1]) > PyFloat_AS_DOUBLE(now);
+        && PyFloat_AS_DOUBLE(a[1]) >= PyFloat_AS_DOUBLE(deadline)
+        && PyFloat_AS_DOUBLE(a[1]) > PyFloat_AS_DOUBLE(now);
     Py_DECREF(now);
     if (!is_later) return PASS;
     put(&DEADLINE(task), a[1]);
@@ -700,7 +758,8 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 /* timeouts.timeout(delay), on a loop with a wheel of timeouts */
 static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL) return PASS;
+    if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL)
+        return PASS;
     PyObject *loop = PyObject_CallNoArgs(st->running_loop);
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
     Py_XDECREF(loop);
@@ -716,7 +775,8 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     PyObject *now = PyObject_CallNoArgs(time), *made = NULL, *result = NULL;
     Py_DECREF(time);
     if (now == NULL) return NULL;
-    PyObject *when = is_float(now) ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(a[0])) : NULL;
+    PyObject *when = is_float(now)
+        ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(a[0])) : NULL;
     if (!is_float(now)) result = PASS;
     else if (when != NULL) result = made = st->Timeout->tp_alloc(st->Timeout, 0);
     if (made != NULL) {
@@ -748,7 +808,8 @@ static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
     (void)st;
     return PyDict_Pop(dict, key, found) < 0 ? -1 : 0;
 #else
-    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) { /* call a key's own methods only once */
+    /* call a key's own methods only once */
+    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) {
         *found = CALL(dict, pop, key, Py_None);
         if (*found == Py_None) Py_CLEAR(*found);
         return PyErr_Occurred() ? -1 : 0;
@@ -760,7 +821,8 @@ static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
 
 static int is_whole(State *st, PyObject *watchers) {
     return is_a(watchers, st->Watchers)
-        && AT(watchers, Watchers, by_key) != NULL && PyDict_CheckExact(AT(watchers, Watchers, by_key));
+        && AT(watchers, Watchers, by_key) != NULL
+        && PyDict_CheckExact(AT(watchers, Watchers, by_key));
 }
 
 /* watch_lists.Watchers.remove_key(self, waiting, key) */
@@ -772,7 +834,8 @@ static PyObject *watchers_remove_key(Twin *self, PyObject *const *a, Py_ssize_t 
     if (pop(st, by_key, key, &found)) Py_XSETREF(found, PyErr_GetRaisedException());
     Py_DECREF(by_key);
     int failed = 0;
-    if (found != waiting) failed = done(CALL(watchers, keep_orphan, waiting, key, found ? found : Py_None));
+    if (found != waiting)
+        failed = done(CALL(watchers, keep_orphan, waiting, key, found ? found : Py_None));
     Py_XDECREF(found);
     return failed ? NULL : Py_NewRef(Py_None);
 }
@@ -796,7 +859,8 @@ static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     if (!is_whole(st, watchers)) return PASS;
     if (is_a(links, st->WatchChunk)) {
         if (PyDict_DelItem(links, operation)) return NULL;
-        return PyDict_GET_SIZE(links) == 0 && unlink_chunk(st, watchers, links) ? NULL : Py_NewRef(Py_None);
+        return PyDict_GET_SIZE(links) == 0 && unlink_chunk(st, watchers, links)
+            ? NULL : Py_NewRef(Py_None);
     }
     if (!PyTuple_CheckExact(links)) return PASS;
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
@@ -840,19 +904,22 @@ static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
 static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *watchers = a[0], *operation = a[1], *keys = a[2], *links = NULL;
-    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation) || !PyTuple_CheckExact(keys)) return PASS;
+    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation)
+        || !PyTuple_CheckExact(keys)) return PASS;
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
     Py_ssize_t number = PyTuple_GET_SIZE(keys), at;
     int failed = 0;
     for (at = 0; at < number; at++) {
-        PyObject *key = PyTuple_GET_ITEM(keys, at), *waiting = PyDict_SetDefault(by_key, key, operation);
+        PyObject *key = PyTuple_GET_ITEM(keys, at),
+            *waiting = PyDict_SetDefault(by_key, key, operation);
         if (waiting == operation) continue;
         if (waiting == NULL) break;
         PyObject *args[] = {watchers, key, Py_NewRef(waiting), operation};
         PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
         Py_DECREF(waiting);
         if (link == NULL) break;
-        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) { /* the key does not lead to this chunk */
+        /* the key does not lead to this chunk */
+        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) {
             if (links == NULL) links = PySequence_List(keys);
             if (links == NULL) Py_DECREF(link);
             if (links == NULL || PyList_SetItem(links, at, link)) break;
@@ -885,9 +952,12 @@ static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
 
 /* ---- the life of an operation */
 
-static int is_observed(State *st, PyObject *operation) { return AT(operation, Operation, _op_record) != Py_None; }
+static int is_observed(State *st, PyObject *operation) {
+    return AT(operation, Operation, _op_record) != Py_None;
+}
 
-/* Calls `function` with the raised exception, which is also the handled one, as in an `except` block. */
+/* Calls `function` with the raised exception, which is also the handled one, as in an `except`
+   block. */
 static int handle(PyObject *function, PyObject *operation, int is_kept) {
     PyFrameObject *frame = PyEval_GetFrame();
     /* Add the catching frame, because `Failure.of_hook` removes one frame. */
@@ -916,7 +986,8 @@ static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links); Py_INCREF(loop_wheel);
     put(&AT(operation, Operation, _op_state), state);
     int failed = 0;
-    ++*(state == st->COMPLETED ? &counts->completed : state == st->EXPIRED ? &counts->expired : &counts->cancelled);
+    ++*(state == st->COMPLETED ? &counts->completed : state == st->EXPIRED ? &counts->expired
+        : &counts->cancelled);
     if (CHUNK(operation) != NULL) {
         PyObject *args[] = {wheel, operation};
         failed = call(st->wheel_remove, st->s_remove, args, 2);
@@ -935,7 +1006,8 @@ static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     return failed ? NULL : Py_NewRef(Py_True);
 }
 
-static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this call set the state; -1 is an exception */
+/* 1 if this call set the state; -1 is an exception */
+static int claim(State *st, PyObject *operation, PyObject *state) {
     if (!IS(operation, PENDING)) return 0;
     PyObject *home = AT(operation, Operation, _op_home);
     if (home == NULL || home == Py_None) {
@@ -954,10 +1026,13 @@ static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this
 static int is_filled(State *st, PyObject *operation) {
     PyObject *state = AT(operation, Operation, _op_state);
     return state != NULL
-        && (state == st->PENDING || state == st->COMPLETED || state == st->EXPIRED || state == st->CANCELLED)
+        && (state == st->PENDING || state == st->COMPLETED || state == st->EXPIRED
+        || state == st->CANCELLED)
         && AT(operation, Operation, _op_home) != NULL && AT(operation, Operation, _op_links) != NULL
-        && AT(operation, Operation, _op_owner) != NULL && AT(operation, Operation, _op_record) != NULL
-        && AT(operation, Operation, _op_result) != NULL && AT(operation, Operation, _op_timeout) != NULL
+        && AT(operation, Operation, _op_owner) != NULL
+        && AT(operation, Operation, _op_record) != NULL
+        && AT(operation, Operation, _op_result) != NULL
+        && AT(operation, Operation, _op_timeout) != NULL
         && AT(operation, Operation, _op_waiters) != NULL && DEADLINE(operation) != NULL;
 }
 static int is_made(State *st, PyObject *operation) {
@@ -1001,7 +1076,8 @@ static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 
 /* operation.run_hooks(operation) */
 static int run_hooks(State *st, PyObject *operation) {
-    if (!is_filled(st, operation)) return done(PyObject_CallOneArg(st->op_run_hooks->python, operation));
+    if (!is_filled(st, operation))
+        return done(PyObject_CallOneArg(st->op_run_hooks->python, operation));
     if (IS(operation, CANCELLED) || AT(operation, Operation, _op_result) != st->NO_RESULT) return 0;
     PyObject *result = CALL0(operation, on_complete);
     if (result != NULL) {
@@ -1009,13 +1085,16 @@ static int run_hooks(State *st, PyObject *operation) {
         Py_DECREF(result);
     } else if (handle(st->_set_exception, operation, 1)) return -1;
     if (IS(operation, EXPIRED)) {
-        if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1)) return -1;
+        if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1))
+            return -1;
     }
-    if (AT(operation, Operation, _op_owner) == Py_None && AT(operation, Operation, _op_waiters) == Py_None) return 0;
+    if (AT(operation, Operation, _op_owner) == Py_None
+        && AT(operation, Operation, _op_waiters) == Py_None) return 0;
     return done(call_function(st->op_wake_waiters, &operation, 1));
 }
 static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!is_made(self->st, a[0]) || self->st->_set_exception == NULL || self->st->op_wake_waiters == NULL) return PASS;
+    if (!is_made(self->st, a[0]) || self->st->_set_exception == NULL
+        || self->st->op_wake_waiters == NULL) return PASS;
     return run_hooks(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
@@ -1024,11 +1103,13 @@ static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
     State *st = self->st;
     if (!is_made(st, a[0]) || st->op_run_hooks == NULL) return PASS;
     PyObject *home = AT(a[0], Operation, _op_home);
-    if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None)) return PASS;
+    if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None))
+        return PASS;
     return call_function(st->op_run_hooks, a, 1);
 }
 
-/* operation.try_complete(operation). It is the `current` operation of the dispatcher; `loop` runs in this thread. */
+/* operation.try_complete(operation). It is the `current` operation of the dispatcher; `loop` runs
+   in this thread. */
 static int try_complete(State *st, PyObject *operation, PyObject *loop) {
     st->hook_loop = loop;
     st->hook_thread = PyThread_get_thread_ident();
@@ -1059,7 +1140,8 @@ static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *ke
         return done(PyObject_CallFunctionObjArgs(
             st->op_try_once->python, home, operation, key, is_last ? Py_True : Py_False, NULL));
     if (IS(operation, PENDING)) {
-        if (try_complete(st, operation, is_a(home, st->Engine) ? AT(home, Engine, loop) : NULL)) return -1;
+        if (try_complete(st, operation, is_a(home, st->Engine) ? AT(home, Engine, loop) : NULL))
+            return -1;
         if (is_last && claim(st, operation, st->EXPIRED) < 0) return -1;
     }
     return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
@@ -1070,7 +1152,8 @@ static int can_try(State *st) { /* whether Python has passed in all objects that
 }
 static PyObject *op_try_once(Twin *self, PyObject *const *a, Py_ssize_t count) {
     if (!is_made(self->st, a[1]) || !can_try(self->st)) return PASS;
-    return try_once(self->st, a[0], a[1], a[2], count == 4 && a[3] == Py_True) ? NULL : Py_NewRef(Py_None);
+    return try_once(self->st, a[0], a[1], a[2], count == 4 && a[3] == Py_True) ? NULL
+        : Py_NewRef(Py_None);
 }
 
 /* ---- the dispatcher */
@@ -1087,20 +1170,23 @@ static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
         PyErr_SetRaisedException(error);
         return -1;
     }
-    return AT(dispatcher, Dispatcher, has_backlog) == Py_True ? done(CALL0(dispatcher, run_backlog)) : 0;
+    return AT(dispatcher, Dispatcher, has_backlog) == Py_True ? done(CALL0(dispatcher, run_backlog))
+        : 0;
 }
 
 /* dispatcher.Dispatcher.is_being_tried */
 static int is_being_tried(State *st, PyObject *dispatcher, PyObject *operation) {
     if (AT(dispatcher, Dispatcher, current) == operation) return 1;
     PyObject *interrupted = AT(dispatcher, Dispatcher, interrupted);
-    for (Py_ssize_t i = 0; interrupted != NULL && PyList_CheckExact(interrupted) && i < PyList_GET_SIZE(interrupted);
+    for (Py_ssize_t i = 0; interrupted != NULL && PyList_CheckExact(interrupted)
+        && i < PyList_GET_SIZE(interrupted);
         i++)
         if (PyList_GET_ITEM(interrupted, i) == operation) return 1;
     return 0;
 }
 
-/* The dispatcher of an engine whose loop runs in this thread; or NULL, perhaps with an exception. */
+/* The dispatcher of an engine whose loop runs in this thread; or NULL, perhaps with an
+   exception. */
 static PyObject *dispatcher_of(State *st, PyObject *home, int (*is_here)(State *, PyObject *)) {
     if (!is_a(home, st->Engine) || is_here(st, AT(home, Engine, loop)) != 1) return NULL;
     PyObject *dispatcher = AT(home, Engine, dispatcher);
@@ -1116,12 +1202,14 @@ static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
     if (!is_a(engine, st->Engine) || !is_made(st, operation) || !can_try(st) || st->NO_KEY == NULL
         || st->keys_of == NULL || st->steps_to_leave == NULL) return PASS;
     PyObject *checks = AT(engine, Engine, checks), *dispatcher = AT(engine, Engine, dispatcher);
-    Py_ssize_t asked = AT(engine, Engine, inbox) == NULL ? -1 : PyObject_Size(AT(engine, Engine, inbox));
+    Py_ssize_t asked = AT(engine, Engine, inbox) == NULL ? -1
+        : PyObject_Size(AT(engine, Engine, inbox));
     if (asked != 0) {
         PyErr_Clear();
         return PASS;
     }
-    if (checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks) || !is_a(dispatcher, st->Dispatcher))
+    if (checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks)
+        || !is_a(dispatcher, st->Dispatcher))
         return PASS;
     PyObject *links = Py_NewRef(AT(operation, Operation, _op_links)), *result = NULL;
     int was_pending = IS(operation, PENDING);
@@ -1130,7 +1218,8 @@ static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
     int failed = try_once(st, engine, operation, st->NO_KEY, 1);
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     put(&AT(dispatcher, Dispatcher, current), Py_None);
-    if (AT(dispatcher, Dispatcher, has_backlog) != Py_False && done(CALL0(dispatcher, continue_if_backlog))) {
+    if (AT(dispatcher, Dispatcher, has_backlog) != Py_False
+        && done(CALL0(dispatcher, continue_if_backlog))) {
         Py_XDECREF(error);
         goto out;
     }
@@ -1145,7 +1234,8 @@ static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
         Py_DECREF(keys);
         if (failed) goto out;
     }
-    result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links) : PyLong_FromLong(1);
+    result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links)
+        : PyLong_FromLong(1);
 out:
     Py_DECREF(dispatcher);
     Py_DECREF(links);
@@ -1169,7 +1259,8 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     State *st = self->st;
     PyObject *operation = a[0];
     if (!is_made(st, operation)) return PASS;
-    PyObject *dispatcher = dispatcher_of(st, AT(operation, Operation, _op_home), is_running_in_hook);
+    PyObject *dispatcher =
+        dispatcher_of(st, AT(operation, Operation, _op_home), is_running_in_hook);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     int is_tried = is_being_tried(st, dispatcher, operation), won;
     Py_INCREF(dispatcher);
@@ -1188,7 +1279,9 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
     if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
     Py_DECREF(is_decided);
     int won = claim(st, a[0], st->CANCELLED);
-    if (won == 1 && (AT(a[0], Operation, _op_owner) != Py_None || AT(a[0], Operation, _op_waiters) != Py_None)
+    if (won == 1
+        && (AT(a[0], Operation, _op_owner) != Py_None
+        || AT(a[0], Operation, _op_waiters) != Py_None)
         && done(call_function(st->op_wake_waiters, a, 1))) return NULL;
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
@@ -1197,7 +1290,8 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
 static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     State *st = self->st;
     PyObject *operation = a[0], *timeout = count == 2 ? a[1] : Py_None;
-    if (!is_kind_of(operation, st->Operation) || AT(operation, Operation, _op_state) != NULL || st->PENDING == NULL
+    if (!is_kind_of(operation, st->Operation) || AT(operation, Operation, _op_state) != NULL
+        || st->PENDING == NULL
         || st->UNWATCHED == NULL || st->NO_RESULT == NULL) return PASS;
     if (timeout != Py_None && !(is_float(timeout) && PyFloat_AS_DOUBLE(timeout) > 0.0)) return PASS;
     put(&AT(operation, Operation, _op_timeout), timeout);
@@ -1213,22 +1307,26 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
 }
 
 /* operation.DelayedOperation.on_complete(self) */
-static PyObject *op_on_complete(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(count)) {
+static PyObject *op_on_complete(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a),
+    Py_ssize_t Py_UNUSED(count)) {
     return Py_NewRef(Py_None);
 }
 
 /* operation.DelayedOperation.on_expiration(self) */
-static PyObject *op_on_expiration(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(count)) {
+static PyObject *op_on_expiration(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a),
+    Py_ssize_t Py_UNUSED(count)) {
     return Py_NewRef(Py_None);
 }
 
 /* ---- the purgatory */
 
-static PyObject *watched_keys(State *st, PyObject *keys) { /* one key, or a tuple of different ones */
+/* one key, or a tuple of different ones */
+static PyObject *watched_keys(State *st, PyObject *keys) {
     Py_ssize_t count = PyTuple_CheckExact(keys) ? PyTuple_GET_SIZE(keys)
         : PyList_CheckExact(keys) ? PyList_GET_SIZE(keys) : 0;
     if (count == 1) {
-        PyObject *key = Py_NewRef(PyTuple_CheckExact(keys) ? PyTuple_GET_ITEM(keys, 0) : PyList_GET_ITEM(keys, 0));
+        PyObject *key = Py_NewRef(
+            PyTuple_CheckExact(keys) ? PyTuple_GET_ITEM(keys, 0) : PyList_GET_ITEM(keys, 0));
         if (PyObject_Hash(key) == -1) Py_CLEAR(key);
         if (key == NULL || !PyTuple_CheckExact(key)) return key;
         PyObject *only = PyTuple_Pack(1, key);
@@ -1245,7 +1343,8 @@ static PyObject *watched_keys(State *st, PyObject *keys) { /* one key, or a tupl
     return PyObject_CallOneArg(st->unique_keys, keys);
 }
 
-static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watched) { /* the watch lists of its keys */
+/* the watch lists of its keys */
+static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watched) {
     PyObject *watchers = AT(engine, Engine, watchers), *by_key = AT(engine, Engine, by_key);
     if (!is_whole(st, watchers) || by_key == NULL || !PyDict_CheckExact(by_key)) {
         PyErr_SetString(PyExc_AttributeError, "watchers");
@@ -1286,7 +1385,8 @@ static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watc
 static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!has_stack()) return NULL;
     State *st = self->st;
-    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *when = NULL, *interrupted = NULL;
+    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *when = NULL,
+        *interrupted = NULL;
     /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
     if (!is_made(st, operation)) return PASS;
@@ -1297,26 +1397,32 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
     PyObject *dispatcher = dispatcher_of(st, engine, is_running);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *checks = AT(engine, Engine, checks), *wheel = AT(engine, Engine, wheel), *time = AT(engine, Engine, time);
+    PyObject *checks = AT(engine, Engine, checks), *wheel = AT(engine, Engine, wheel),
+        *time = AT(engine, Engine, time);
     PyObject *outer = AT(dispatcher, Dispatcher, interrupted);
-    if (!is_filled(st, operation) || AT(operation, Operation, _op_home) != Py_None || !IS(operation, PENDING)
-        || AT(operation, Operation, _op_waiters) != Py_None || AT(engine, Engine, closed) != Py_False
+    if (!is_filled(st, operation) || AT(operation, Operation, _op_home) != Py_None
+        || !IS(operation, PENDING)
+        || AT(operation, Operation, _op_waiters) != Py_None
+        || AT(engine, Engine, closed) != Py_False
         || AT(engine, Engine, notifier) != Py_None || checks == NULL || !PyDict_CheckExact(checks)
         || PyDict_GET_SIZE(checks) || wheel == NULL || time == NULL || !PyList_CheckExact(outer)
         || st->unique_keys == NULL || !can_try(st)) return PASS;
     PyObject *timeout = AT(operation, Operation, _op_timeout), *deadline = DEADLINE(operation);
-    if ((timeout != Py_None && !is_float(timeout)) || (deadline != Py_None && !is_float(deadline))) return PASS;
+    if ((timeout != Py_None && !is_float(timeout)) || (deadline != Py_None && !is_float(deadline)))
+        return PASS;
     Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(wheel); Py_INCREF(time); Py_INCREF(outer);
     Py_INCREF(timeout); Py_INCREF(checks);
     when = Py_NewRef(deadline);
-    if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL) goto out;
+    if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL)
+        goto out;
     /* A key's own methods may have run a check, or watched the operation. */
     if (!is_float(now) || PyDict_GET_SIZE(checks) || AT(operation, Operation, _op_home) != Py_None
         || !IS(operation, PENDING) || AT(engine, Engine, closed) != Py_False) {
         result = PASS;
         goto out;
     }
-    if (timeout != Py_None) Py_SETREF(when, PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(timeout)));
+    if (timeout != Py_None)
+        Py_SETREF(when, PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(timeout)));
     if (when == NULL) goto out;
     int is_late = when != Py_None && PyFloat_AS_DOUBLE(when) <= PyFloat_AS_DOUBLE(now);
     interrupted = get(AT(dispatcher, Dispatcher, current));
@@ -1334,7 +1440,8 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         if (!failed && may_wait && when != Py_None && IS(operation, PENDING)) {
             PyObject *args[] = {wheel, operation, when, now};
             failed = call(st->wheel_add, st->s_add, args, 4);
-            if (!failed && !IS(operation, PENDING)) failed = call(st->wheel_remove, st->s_remove, args, 2);
+            if (!failed && !IS(operation, PENDING))
+                failed = call(st->wheel_remove, st->s_remove, args, 2);
         }
     }
     if (failed) {
@@ -1353,7 +1460,8 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     if (failed) goto out;
     if (!IS(operation, PENDING)) {
         int is_cancelled = IS(operation, CANCELLED);
-        if (is_cancelled ? done(CALL(engine, finish_newcomer, operation)) : finish(st, dispatcher, operation)) goto out;
+        if (is_cancelled ? done(CALL(engine, finish_newcomer, operation))
+            : finish(st, dispatcher, operation)) goto out;
         result = Py_NewRef(Py_True);
         goto out;
     }
@@ -1424,7 +1532,8 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
         || !is_int(AT(check, KeyCheck, completed))) return PASS;
     long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
     if ((spent == -1 || budget == -1) && PyErr_Occurred()) return NULL;
-    Py_INCREF(home); Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key); Py_INCREF(finished);
+    Py_INCREF(home); Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key);
+    Py_INCREF(finished);
     PyObject *operation = NULL, *links = NULL;
     int failed = 0;
     while (!failed && spent <= budget) {
@@ -1449,7 +1558,8 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
                 if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
                 failed = done(steps);
             }
-            if (!failed && IS(operation, COMPLETED)) failed = add_to(&AT(check, KeyCheck, completed), 1);
+            if (!failed && IS(operation, COMPLETED))
+                failed = add_to(&AT(check, KeyCheck, completed), 1);
         }
         if (!failed && a[3] == Py_True) {
             Py_ssize_t deferred = PyObject_Size(finished);
@@ -1463,7 +1573,8 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
         }
     }
     Py_XDECREF(operation); Py_XDECREF(links);
-    Py_DECREF(home); Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key); Py_DECREF(finished);
+    Py_DECREF(home); Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key);
+    Py_DECREF(finished);
     return failed ? NULL : PyLong_FromLong(spent);
 }
 
@@ -1481,14 +1592,20 @@ static const struct { const char *name; size_t at; } constants[] = {
 #define CONSTANT_ROW(name) {#name, offsetof(State, name)},
     CONSTANTS(CONSTANT_ROW)
 };
-static const struct { const char *name; Function function; Py_ssize_t least, most; size_t at; } twins[] = {
-#define TWIN_ROW(function, least, most, where) {where, function, least, most, offsetof(State, function)},
+static const struct {
+    const char *name; Function function; Py_ssize_t least, most; size_t at;
+} twins[] = {
+#define TWIN_ROW(function, least, most, where) \
+    {where, function, least, most, offsetof(State, function)},
     TWINS(TWIN_ROW)
 };
-static const struct { const char *name; size_t type; PyType_Spec *spec; const char *slots; } bases[] = {
-    /* `copyreg` copies the attributes of these names, and refuses objects with more fields than names. The names with "-"
-       represent the fields that are not copied. */
-    {"buckets.TimerEntry", offsetof(State, EntryBase), &entry_spec, "_timer_chunk _timer_deadline -before -after"},
+static const struct {
+    const char *name; size_t type; PyType_Spec *spec; const char *slots;
+} bases[] = {
+    /* `copyreg` copies the attributes of these names, and refuses objects with more fields than
+       names. The names with "-" represent the fields that are not copied. */
+    {"buckets.TimerEntry", offsetof(State, EntryBase), &entry_spec,
+    "_timer_chunk _timer_deadline -before -after"},
     {"buckets.Chunk", offsetof(State, ChunkBase), &chunk_spec, "wheel _first -last -size"},
     {"engine.Engine", offsetof(State, EngineBase), &engine_spec, "completed expired cancelled"},
     {"watch_lists.Watchers", offsetof(State, WatchersBase), &watchers_spec, "pending _extra_keys"},
@@ -1500,11 +1617,13 @@ static const struct { const char *name; size_t type; PyType_Spec *spec; const ch
 static PyObject *module_base(PyObject *module, PyObject *name) {
     State *st = PyModule_GetState(module);
     for (size_t i = 0; PyUnicode_Check(name) && i < LENGTH(bases); i++)
-        if (PyUnicode_CompareWithASCIIString(name, bases[i].name) == 0) return Py_NewRef(*SLOT(bases[i].type));
+        if (PyUnicode_CompareWithASCIIString(name, bases[i].name) == 0)
+            return Py_NewRef(*SLOT(bases[i].type));
     Py_RETURN_NONE;
 }
 
-/* fields(cls, name): records the offsets of the slots of a class. If it lacks a slot, the twins pass. */
+/* fields(cls, name): records the offsets of the slots of a class. If it lacks a slot, the twins
+   pass. */
 static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     State *st = PyModule_GetState(module);
     if (count != 2 || !PyType_Check(args[0]) || !PyUnicode_Check(args[1]))
@@ -1528,8 +1647,8 @@ static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* missing(): the names that Python has not passed in, so that twins pass. Empty, unless this was built from other
-   sources. */
+/* missing(): the names that Python has not passed in, so that twins pass. Empty, unless this was
+   built from other sources. */
 static PyObject *module_missing(PyObject *module, PyObject *Py_UNUSED(none)) {
     State *st = PyModule_GetState(module);
     PyObject *names = PyList_New(0);
@@ -1580,7 +1699,8 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
 }
 
 static PyMethodDef module_methods[] = {
-    {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL}, {"base", module_base, METH_O, NULL},
+    {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL},
+    {"base", module_base, METH_O, NULL},
     {"constants", module_constants, METH_O, NULL}, {"missing", module_missing, METH_NOARGS, NULL},
     {"twin", (PyCFunction)(void (*)(void))module_twin, METH_FASTCALL, NULL}, {0}};
 
@@ -1593,7 +1713,8 @@ static int module_exec(PyObject *module) {
     if (st->IteratorType == NULL || st->Twin_Type == NULL) return -1;
     int failed = 0;
     for (size_t i = 0; i < LENGTH(bases) && !failed; i++) {
-        PyObject *base = *SLOT(bases[i].type) = PyType_FromModuleAndSpec(module, bases[i].spec, NULL);
+        PyObject *base = *SLOT(bases[i].type) =
+            PyType_FromModuleAndSpec(module, bases[i].spec, NULL);
         PyObject *names = base ? PyUnicode_FromString(bases[i].slots) : NULL;
         PyObject *slots = names ? PyUnicode_Split(names, NULL, -1) : NULL;
         failed = slots == NULL || PyObject_SetAttrString(base, "__slots__", slots);
@@ -1630,6 +1751,7 @@ static PyModuleDef_Slot module_slots[] = {
 #endif
     {0}};
 static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT, "purgatory._core._kernel", "See kernel.py.", sizeof(State), module_methods, module_slots,
+    PyModuleDef_HEAD_INIT, "purgatory._core._kernel", "See kernel.py.", sizeof(State),
+        module_methods, module_slots,
     module_traverse, module_clear, module_free};
 PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&module_def); }
