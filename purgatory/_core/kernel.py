@@ -13,6 +13,7 @@ after a `git pull` it may not fit the Python sources. Wheels contain no `_kernel
 """
 
 import os
+import sys
 import warnings
 from binascii import crc32
 from collections.abc import Callable
@@ -50,6 +51,9 @@ if _pure in ("", "0"):
 
 COMPILED: Final[bool] = _kernel is not None
 """Whether the hot path runs in C."""
+
+PYPY: Final[bool] = sys.implementation.name == "pypy"
+"""Whether this is PyPy, whose JIT needs no kernel, and where other lines are slow."""
 
 
 def compiled(function: F) -> F:

@@ -89,6 +89,21 @@ async def test_copy_of_unwatched_operation_completes_or_expires(purgatory, way):
 
 
 @on_virtual_time
+@WAYS
+async def test_copy_of_reset_operation_expires_beside_it(purgatory, way):
+    original = Probe(5)
+    watch_all(purgatory, [original])
+    original.force_complete()
+    original.__init__(5)
+    copied = way(original)
+    watch_all(purgatory, [original, copied])
+    purgatory._check()
+    await asyncio.sleep(10)
+    assert original.state is copied.state is OperationState.EXPIRED
+    purgatory._check()
+
+
+@on_virtual_time
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])
 async def test_waiting_timer_refuses_copy_and_is_called_once(way):
     called = []
