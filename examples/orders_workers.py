@@ -4,7 +4,8 @@ worker receives the webhook.
     python examples/orders_workers.py --workers 4 --port 8000
     curl -i 'http://127.0.0.1:8000/orders/7?wait=20'                    answers "open", with an ETag
     curl -i -H 'If-None-Match: "..."' 'http://127.0.0.1:8000/orders/7'  waits, with that ETag
-    curl -i -X POST 'http://127.0.0.1:8000/webhooks/payment?order=7'    in another terminal; most likely to another worker
+    curl -i -X POST 'http://127.0.0.1:8000/webhooks/payment?order=7'    in another terminal; most
+                                                                        likely to another worker
 
 or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `python
 examples/orders_workers.py --demo`. With `--store redis` or `--store postgresql` the demo starts

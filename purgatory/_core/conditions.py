@@ -4,9 +4,11 @@ that is delivered.
 A check cannot await what an asynchronous predicate returns. So the waiting task awaits it, and from
 then on calls the predicate itself, after each check that has requested it:
 
-    the task              run, false; no request: wait             run, false; requested: run, true: complete
+    the task              run, false; no request: wait             run, false; requested: run, true:
+                                                                   complete
     check_and_complete                                      request              request
-    the deadline          ends the operation, and with it a run in progress, as `asyncio.timeout` would
+    the deadline          ends the operation, and with it a run in progress, as `asyncio.timeout`
+                          would
 
 The operation is registered in the same step in which the predicate is called first, and stays
 registered until it has ended, so the next run finds a change that came during a run. There is at

@@ -16,13 +16,15 @@ whichever purgatory of the loop it belongs to:
     IDLE         `current` is None, `has_backlog` is false
     a hook       `current` is its operation
     BACKLOG      `has_backlog` is true
-    CONTINUED    a callback is scheduled to continue; until then, calls do their own work and none of the backlog
+    CONTINUED    a callback is scheduled to continue; until then, calls do their own work and none
+                 of the backlog
 
 The backlog has three queues. If several have work they alternate, in slices of 128 steps, so that
 none can block another:
 
     finished             operations that have ended, whose hooks have not run yet
-    checks               checks of keys, begun or not: after a slice of each, it goes to the end of the queue
+    checks               checks of keys, begun or not: after a slice of each, it goes to the end of
+                         the queue
     threadsafe_checks    the same for requests of other threads
 
 So the check of a key behind `n` others begins after at most `n` slices of each kind. Each key of a

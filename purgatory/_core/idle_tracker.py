@@ -211,7 +211,10 @@ class IdleTracker(Generic[Id]):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"tracked={len(self)}"
-        return f"<IdleTracker timeout={self._timeout} tick={self._loop_wheel.wheel.clock.tick} {state}>"
+        return (
+            f"<IdleTracker timeout={self._timeout} tick={self._loop_wheel.wheel.clock.tick} "
+            f"{state}>"
+        )
 
     def _bind(self, action: str, id: Id) -> None:  # noqa: A002
         """Binds the tracker to the running loop, or raises the error that forbids it."""

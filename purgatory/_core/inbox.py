@@ -2,8 +2,10 @@
 
     thread 1   put("a")  -> "a"              wakes the loop
     thread 2   put("b")  -> "a", "b"         a wake-up is scheduled
-    thread 2   put("b")  -> "a", "b"         the same as the last one, which the loop has yet to receive
-    the loop                                 receives "a", "b": 2,048 at most, the rest in the next iterations
+    thread 2   put("b")  -> "a", "b"         the same as the last one, which the loop has yet to
+                                             receive
+    the loop                                 receives "a", "b": 2,048 at most, the rest in the next
+                                             iterations
 
 A wake-up for each would be a system call for each, and would make the loop's self-pipe its hottest
 file (dask/distributed #3223).

@@ -2,9 +2,12 @@
 per iteration of the loop.
 
     check_and_complete(key) in any hook      queues a check, even if the key is not watched yet
-    for a key that is queued already         does nothing: one check serves all requests before it begins
-    for a key whose check is in progress     it is checked once more afterwards, however often that is requested
-    a new operation under such a key         is not tried at first, but at the end of the check, so that the order is kept
+    for a key that is queued already         does nothing: one check serves all requests before it
+                                             begins
+    for a key whose check is in progress     it is checked once more afterwards, however often that
+                                             is requested
+    a new operation under such a key         is not tried at first, but at the end of the check, so
+                                             that the order is kept
 
 The watch list is iterated over by chunks and never copied, so the cost of the first iteration
 depends on what it tries alone. Operations that are removed meanwhile are not tried, those that are

@@ -2,7 +2,8 @@
 
     WARNING    a missed trigger: an operation that only the last try, at its deadline, completed
     WARNING    operations that `aclose` cancelled, because they had not ended within the drain
-    WARNING    in asyncio's debug mode, a check of 42 without waiters, while an operation waits for "42"
+    WARNING    in asyncio's debug mode, a check of 42 without waiters, while an operation waits for
+               "42"
 
 The first and last are limited to one message in ten seconds for each purgatory, which says how many
 were suppressed.

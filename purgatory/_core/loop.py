@@ -136,7 +136,10 @@ class LoopBinding:
                 f"that loop is closed{waiting}; use one for each loop, or close it before its loop"
             )
         elif self._process != getpid():
-            why = "that loop belongs to the process that this one was forked from; make one after the fork"
+            why = (
+                "that loop belongs to the process that this one was forked from; make one after "
+                "the fork"
+            )
         elif self.loop.is_running():
             allowed = (
                 f"call {threadsafe}"

@@ -8,9 +8,11 @@ the code here.
                │       cancel, aclose, a try that raised
                └──────────────────────────> CANCELLED
 
-    try_once         when first watched, by a check of a key, at the deadline; an operation that ends in a try is finished at once
+    try_once         when first watched, by a check of a key, at the deadline; an operation that
+                     ends in a try is finished at once
     claim            the compare-and-set: out of PENDING, the wheel and all watch lists in one step
-    run_hooks        `on_complete`, and `on_expiration` if it expired; an exception of a hook becomes the result
+    run_hooks        `on_complete`, and `on_expiration` if it expired; an exception of a hook
+                     becomes the result
     wake_waiters     wakes the tasks that await it; then the observers are notified
 
 Every change of state goes through `claim`, which returns True to exactly one caller. So user code

@@ -2,8 +2,10 @@
 clock.
 
     the value of "orders" is 41, with waiters for     42: A, D     45: B     60: C
-    advance(47)                                       removes A, D and B, in this order; C keeps waiting
-    advance(46)                                       ValueError, without any change: values never decrease
+    advance(47)                                       removes A, D and B, in this order; C keeps
+                                                      waiting
+    advance(46)                                       ValueError, without any change: values never
+                                                      decrease
 
 The order is kept in *segments*: sorted lists of up to 512 different thresholds, where Python's
 `bisect` finds an index with O(log n) comparisons and C moves at most 4 KB for an insertion. Equal

@@ -6,7 +6,8 @@ sorted by threshold, and an advance removes them from the front. Waiters with a 
 new value are not visited.
 
     the value of "orders" is 41, with waiters for     42: A, D     45: B     60: C
-    advance("orders", 47) -> 3                        A, D and B return 47, in this order; C keeps waiting
+    advance("orders", 47) -> 3                        A, D and B return 47, in this order; C keeps
+                                                      waiting
     wait("orders", 46)                                returns 47 at once
 
 The code that removes a waiter from its queue decides its outcome. An advance removes all waiters
@@ -471,7 +472,10 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<ThresholdPurgatory {self.name!r} {state} pending={self._pending} keys={len(self._queues)}>"
+        return (
+            f"<ThresholdPurgatory {self.name!r} {state} pending={self._pending} "
+            f"keys={len(self._queues)}>"
+        )
 
     # -- starting to wait
 

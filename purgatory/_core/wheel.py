@@ -9,7 +9,8 @@ of 1 and a `wheel_size` of 10, at tick 0:
 
     due 9      level 0, bucket 9
     due 88     level 1, bucket [80, 90)       from 70 on into bucket 88
-    due 521    level 2, bucket [500, 600)     from 400 on into bucket [520, 530); from 510 on into bucket 521
+    due 521    level 2, bucket [500, 600)     from 400 on into bucket [520, 530); from 510 on into
+                                              bucket 521
 
 Entries go in with `add` and come out with `next_due(now)`. For each new bucket the wheel calls
 `arm(bucket)`: the owner has to call `next_due` at `bucket.wake_tick`. A bucket accepts entries

@@ -10,7 +10,8 @@ channel, and all others ask the `Client`:
     the server              Client                    caller
     http.request "par"  ->  buffer: "par"             a wait has the client read on
     http.request "t"    ->  buffer: "par", "t"        receive -> "par", and then "t"
-    http.disconnect     ->  disconnected              listeners are notified;  receive -> http.disconnect, from now on
+    http.disconnect     ->  disconnected              listeners are notified; from now on
+                                                      receive -> http.disconnect
 
 A WebSocket works the same way: its messages are `websocket.receive`, and the last one is a
     `websocket.disconnect` with a code.
@@ -70,7 +71,8 @@ class Client:
     """
 
     __slots__ = (
-        "_buffer", "_buffered_bytes", "_changed", "_disconnect_message", "_listener", "_others", "_read_ahead", "_reader",
+        "_buffer", "_buffered_bytes", "_changed", "_disconnect_message", "_listener", "_others",
+        "_read_ahead", "_reader",
         "_reading", "_receive", "disconnected", "error", "is_over",
     )  # fmt: skip
 

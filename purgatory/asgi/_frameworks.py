@@ -2,8 +2,10 @@
 
     a handler                           the framework
     return outcome.response()           sends it
-    return outcome                      takes it for a response of its own, and sends `outcome.response()`
-    value = await poll.result(...)      catches `PollEnded`, an HTTP exception of its own, and answers it
+    return outcome                      takes it for a response of its own, and sends
+                                        `outcome.response()`
+    value = await poll.result(...)      catches `PollEnded`, an HTTP exception of its own, and
+                                        answers it
 
 The application in a request's scope identifies its framework, so no framework is imported before it
 is in use. Without a framework an outcome is an ASGI application, and the middleware answers

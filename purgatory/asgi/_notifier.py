@@ -1,9 +1,11 @@
 """Notifies observers of the waits of requests, as a purgatory does of its operations: see
 `purgatory.Observer`.
 
-    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; also if other code cancels the task
+    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; also if other code
+                                                        cancels the task
     DEADLINE     EXPIRED, DEADLINE          STOPPING    CANCELLED, CLOSED
-                                            REFUSED     CANCELLED, FAILED; no notification if it did not begin to wait
+                                            REFUSED     CANCELLED, FAILED; no notification if it did
+                                                        not begin to wait
 
 These operations have no keys, and their kind is "poll". The purgatory in which a request waits
 notifies its own observers.

@@ -2,10 +2,14 @@
 
     ending       status       close   headers
     SATISFIED    200          1000    Preference-Applied        the value is there
-    DEADLINE     204          1000    Preference-Applied        no value in time; the client may ask again
-    GONE         499          1001                              the client has disconnected, so the response is not read
-    STOPPING     503          1012    Retry-After, Connection   the server stops, or the purgatory was closed
-    REFUSED      503          1013    Retry-After, Connection   there was no wait: too many requests wait
+    DEADLINE     204          1000    Preference-Applied        no value in time; the client may ask
+                                                                again
+    GONE         499          1001                              the client has disconnected, so the
+                                                                response is not read
+    STOPPING     503          1012    Retry-After, Connection   the server stops, or the purgatory
+                                                                was closed
+    REFUSED      503          1013    Retry-After, Connection   there was no wait: too many requests
+                                                                wait
                  400          1008                              ... or the request is malformed
 
 `close` is the code to close a WebSocket with. An endpoint may respond differently. `ANSWERS` is

@@ -3,9 +3,11 @@
 
     outcome = await poll.wait(purgatory, operation, keys)            an operation of your own
     outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
-    value = await poll.result(purgatory, predicate, keys)            the same, or an exception that frameworks answer
+    value = await poll.result(purgatory, predicate, keys)            the same, or an exception that
+                                                                     frameworks answer
     outcome = await poll.reach(thresholds, "orders", 42)             until the offset has reached 42
-    outcome = await poll.receive(relay, "payments/7")                until a reply is delivered, by any process
+    outcome = await poll.receive(relay, "payments/7")                until a reply is delivered, by
+                                                                     any process
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
 Each ends with its result, at its deadline, when the client disconnects, or when the server stops:

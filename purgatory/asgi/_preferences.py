@@ -4,7 +4,8 @@
     requested      max_wait    spread    effective                response
     wait=20        60          0         20                       Preference-Applied: wait=20
     wait=600       60          0         60                       Preference-Applied: wait=60
-    wait=60        60          1/16      between 56.25 and 60     Preference-Applied: wait=58, rounded up
+    wait=60        60          1/16      between 56.25 and 60     Preference-Applied: wait=58,
+                                                                  rounded up
     nothing        60          0         default_wait
 
 Polls that began together, after a restart for instance, would all come back at once, again and

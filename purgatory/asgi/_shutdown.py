@@ -4,8 +4,10 @@ A stopping server waits until its connections are idle, and only then notifies t
 the lifespan protocol. With open polls that takes as long as the longest poll. So we wrap the
 handler of the signal: the wrapper schedules our callback, and calls the previous handler.
 
-    SIGTERM  ->  our callback, soon on the loop  ->  the polls are answered, and the connections become idle
-             ->  the server's handler            ->  the server waits for its connections, which takes no time now
+    SIGTERM  ->  our callback, soon on the loop  ->  the polls are answered, and the connections
+                                                     become idle
+             ->  the server's handler            ->  the server waits for its connections, which
+                                                     takes no time now
 
 Several chains may wrap one signal, and be removed in any order. Each has a link, whose `previous`
 is the handler that it wraps. An inactive link only passes the signal on, and is unlinked when it is

@@ -1,13 +1,15 @@
 """Versions, so that no update is lost between two polls: a client names the version that it has
 seen, and gets an answer at once if the current version is another one.
 
-    GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen nothing
+    GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen
+                                                                               no version
     GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
                               an update: bump     200, ETag: "8f3a21c0-42"
                               an update: bump     no poll is open
     GET /news   If-None-Match: "8f3a21c0-42"      200, ETag: "8f3a21c0-43"     at once
                               the server is restarted, and counts from 0
-    GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
+    GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not from
+                                                                               this server
 
 A tag is the server's epoch and a version. As entity tags (RFC 9110), tags are compared only for
 equality: if the client has the current version, its poll waits for the next one, otherwise it is

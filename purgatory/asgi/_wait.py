@@ -82,7 +82,8 @@ class PollWait:
     """
 
     __slots__ = (
-        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls", "_problem", "_registration",
+        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls",
+        "_problem", "_registration",
         "_timeout", "_wait_scope", "scope",
     )  # fmt: skip
 

@@ -66,7 +66,8 @@ class Journal:
     """
 
     __slots__ = (
-        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "ended_fields",
+        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer",
+        "ended_fields",
         "key_checked",
     )  # fmt: skip
 

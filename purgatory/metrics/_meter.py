@@ -3,7 +3,8 @@
 It has a histogram for each purgatory, kind, state and cause, and stores nothing of single
 operations or keys:
 
-    ("jobs", "Fetch"), COMPLETED, KEY        how many waited up to 1 ms, 2 ms, 4 ms, ... 262 s, longer; total seconds
+    ("jobs", "Fetch"), COMPLETED, KEY        how many waited up to 1 ms, 2 ms, 4 ms, ... 262 s,
+                                             longer; total seconds
     ("jobs", "Fetch"), EXPIRED, DEADLINE     the same
 
 The number of operations is the sum of the histogram. Most operations are completed by a key. For

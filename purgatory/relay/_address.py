@@ -31,7 +31,7 @@ def check_address(url: str) -> str:
         is_valid = False
     if not is_valid or "@" in parts.path + parts.query + parts.fragment:
         raise ValueError(
-            f"cannot use {without_password(url)!r}: the port must be a number, and user and password "
-            "must be written with %2F for /, %3F for ?, %23 for # and %40 for @"
+            f"cannot use {without_password(url)!r}: the port must be a number, and user and "
+            "password must be written with %2F for /, %3F for ?, %23 for # and %40 for @"
         )
     return url

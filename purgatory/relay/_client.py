@@ -162,8 +162,8 @@ class StoreClient:
         """Raises TypeError if the store has no methods for deliveries."""
         if not hasattr(self.store, "settle"):
             raise TypeError(
-                f"cannot {action} {key!r}: the store at {self.store.address} takes no deliveries, see "
-                "purgatory.relay.StoreWithDeliveries"
+                f"cannot {action} {key!r}: the store at {self.store.address} takes no deliveries, "
+                "see purgatory.relay.StoreWithDeliveries"
             )
 
     async def deliver(self, key: str, value: bytes, ttl: float, connection: Any = None) -> bool:

@@ -1,7 +1,8 @@
 """A store without a server, for the processes of one machine: SQLite holds the versions, Unix
 datagram sockets carry the messages.
 
-    /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch, listeners and delivered values; 5f1c2d3e identifies the boot
+    /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch, listeners and delivered
+                                           values; 5f1c2d3e identifies the boot
     /run/app/purgatory.9a8b7c6d.sock       one for each listening process
 
 A listener binds its socket and then inserts its name into the database; all later commits are sent
@@ -59,7 +60,9 @@ APPLICATION_ID: Final = 0x70726C79
 """SQLite's application id, which identifies a relay's database."""
 
 SCHEMA: Final = f"""
-    CREATE TABLE versions (key TEXT PRIMARY KEY, version INTEGER NOT NULL, position INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE versions (
+        key TEXT PRIMARY KEY, version INTEGER NOT NULL, position INTEGER NOT NULL
+    ) WITHOUT ROWID;
     CREATE INDEX positions ON versions (position);
     CREATE TABLE state (epoch TEXT NOT NULL, position INTEGER NOT NULL);
     CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -318,7 +321,10 @@ class FileStore:
             is_incomplete = since is not None and since < forgotten
             rows: list[tuple[str, int, int]] = []
             if since is not None and since < position:
-                query = "SELECT key, version, position FROM versions WHERE position > ? ORDER BY position LIMIT ?"
+                query = """
+                    SELECT key, version, position FROM versions WHERE position > ?
+                    ORDER BY position LIMIT ?
+                """
                 rows = database.execute(query, (since, MAX_ROWS_PER_READ)).fetchall()
             latest, has_more = position, len(rows) == MAX_ROWS_PER_READ
             if has_more:
@@ -380,8 +386,9 @@ class FileStore:
                 database.execute("DELETE FROM samples")
                 database.executemany("INSERT INTO samples VALUES (?, ?)", samples)
             query = """
-                DELETE FROM versions WHERE key IN (SELECT key FROM versions WHERE position <= ? ORDER BY position LIMIT ?)
-                RETURNING version, position
+                DELETE FROM versions WHERE key IN (
+                    SELECT key FROM versions WHERE position <= ? ORDER BY position LIMIT ?
+                ) RETURNING version, position
             """
             rows = database.execute(query, (last, MAX_FORGOTTEN)).fetchall()
             self._raise_floor(database, rows)
@@ -464,7 +471,9 @@ class FileStore:
         disk."""
 
         def work(database: sqlite3.Connection) -> int:
-            query = "SELECT rowid, length(value) FROM settled WHERE expires <= ? ORDER BY expires LIMIT ?"
+            query = """
+                SELECT rowid, length(value) FROM settled WHERE expires <= ? ORDER BY expires LIMIT ?
+            """
             rows = database.execute(query, (monotonic(), limit)).fetchall()
             count, size = 0, 0
             for row, length in rows:
@@ -613,7 +622,7 @@ def check_folder(folder: Path) -> None:
     if status.st_uid not in (geteuid(), 0):
         raise ValueError(
             f"cannot use {folder}: expected a folder of this user ({geteuid()}) or root, "
-            f"got one of user {status.st_uid}"
+            f"got a folder of user {status.st_uid}"
         )
     if status.st_mode & S_IWOTH:
         raise ValueError(
@@ -636,8 +645,9 @@ def check_database(path: Path, folder: Path) -> None:
     is_shared = folder.stat().st_mode & S_IWGRP
     if (status.st_uid not in (geteuid(), 0) and not is_shared) or status.st_mode & S_IWOTH:
         raise ValueError(
-            f"cannot use {path}: expected a file of this user ({geteuid()}) or root to which others "
-            f"may not write, got one of user {status.st_uid} with mode {status.st_mode & 0o7777:04o}"
+            f"cannot use {path}: expected a file of this user ({geteuid()}) or root to which "
+            f"others may not write, got a file of user {status.st_uid} with mode "
+            f"{status.st_mode & 0o7777:04o}"
         )
 
 

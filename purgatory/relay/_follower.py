@@ -10,20 +10,28 @@ among the changes of a read, proves nothing: it may be late. It causes a read of
 decides: if the answer is below the version known at the start of the read, the store has gone
 backwards, and its epoch ends. The same holds for the position of each answer, to a read or a write.
 
-    subscribe, and wait for the confirmation    writes between a read and a later subscription would be missed
-    read the changes since position 41          also after each further confirmation: earlier messages may be lost
+    subscribe, and wait for the confirmation    writes between a read and a later subscription would
+                                                be missed
+    read the changes since position 41          also after each further confirmation: earlier
+                                                messages may be lost
     message: after 41, up to 43, orders/7 is 5  in order, so everything up to position 43 is known
-    message: after 44, up to 45, orders/9 is 2  44 is missing: read since 43, unless it arrives within a moment
-    read since 43: up to 45, orders/7 is 6      a version without a message. It counts as healed if its message has not
-                                                arrived when a probe, sent later through the same channel, has returned
-    message: after 21, up to 22, orders/7 is 3  lower than 6: late, or the store has lost 6; read orders/7
-    read orders/7: 3                            lost: end the epoch, so that no wait blocks on a reused number
+    message: after 44, up to 45, orders/9 is 2  44 is missing: read since 43, unless it arrives
+                                                within a moment
+    read since 43: up to 45, orders/7 is 6      a version without a message. It counts as healed if
+                                                its message has not arrived when a probe, sent
+                                                later through the same channel, has returned
+    message: after 21, up to 22, orders/7 is 3  lower than 6: late, or the store has lost 6; read
+                                                orders/7
+    read orders/7: 3                            lost: end the epoch, so that no wait blocks on a
+                                                reused number
     read since 45: up to 40                     the same, by the position
-    read since 45: of another epoch             all waits of the old epoch end, with the current version
-    the last wait ends: leave                   the store no longer sends changes here; a resync reads only the epoch and
-                                                the position
-    wait, joined, read orders/7 and position    reads from before the confirmed subscription are repeated, at position 90;
-                                                changes are followed from there
+    read since 45: of another epoch             all waits of the old epoch end, with the current
+                                                version
+    the last wait ends: leave                   the store no longer sends changes here; a resync
+                                                reads only the epoch and the position
+    wait, joined, read orders/7 and position    reads from before the confirmed subscription are
+                                                repeated, at position 90; changes are followed
+                                                from there
 
 Deleting a row by hand publishes nothing, so each resync also reads some followed keys, in turn.
 

@@ -4,7 +4,8 @@ A store keeps no time for each key, only a few samples, `(time, position)`: all 
 position were made before this time.
 
     forget keys unwritten for 60 s; at 100 s the store is at position 730, and has the samples
-    (32, 210), (40, 295), (48, 400), ...    at 40 s it was at 295, so positions up to 295 are older than 60 s
+    (32, 210), (40, 295), (48, 400), ...    at 40 s it was at 295, so positions up to 295 are older
+                                            than 60 s
     forget up to 295, keep (40, 295), (48, 400), ..., (100, 730)
 
 So a key is forgotten at most an eighth of the age late, and never early.

@@ -3,7 +3,8 @@ channel, or, if strangers can use the channel, through the store itself.
 
     A announces itself and calls all others to do so   when the list is requested in A
     B announces itself                                 at once
-    A announces itself and calls again                 3 s later, if the list is still requested in A or B
+    A announces itself and calls again                 3 s later, if the list is still requested in
+                                                       A or B
     B is killed                                        10 s later it is no longer listed
 
 Each process receives every announcement, so one call serves all lists. A channel keeps no

@@ -19,19 +19,25 @@ SETTLED_COLUMNS: Final = ["key bytea", "token bytea", "expires timestamptz", "va
 
 SHAPE: Final = """
     SELECT format('%I.%I', nspname, relname) AS name, relowner::regrole::text AS owner,
-        ARRAY(SELECT attname || ' ' || CASE WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE 'another type' END
+        ARRAY(SELECT attname || ' ' || CASE WHEN typnamespace = 'pg_catalog'::regnamespace
+            THEN typname ELSE 'another type' END
             FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
-            WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum) AS columns,
-        pg_has_role(relowner, 'MEMBER') OR pg_has_role(datdba, 'MEMBER') OR relowner IN (datdba, nspowner)
+            WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+                ORDER BY attnum) AS columns,
+        pg_has_role(relowner, 'MEMBER') OR pg_has_role(datdba, 'MEMBER')
+            OR relowner IN (datdba, nspowner)
             OR (SELECT rolsuper FROM pg_roles WHERE oid = relowner) AS is_trusted,
         relkind <> 'r' OR relrowsecurity OR relhasrules
             OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = pg_class.oid)
             OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid)
             OR EXISTS (SELECT FROM pg_attrdef WHERE adrelid = pg_class.oid)
-            OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND contype NOT IN ('p', 'n'))
-            OR EXISTS (SELECT FROM pg_index WHERE indrelid = pg_class.oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
+            OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid
+            AND contype NOT IN ('p', 'n'))
+            OR EXISTS (SELECT FROM pg_index WHERE indrelid = pg_class.oid
+            AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
             AS has_code
-    FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace JOIN pg_database ON datname = current_database()
+    FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        JOIN pg_database ON datname = current_database()
     WHERE pg_class.oid = to_regclass($1)
 """
 """Columns, owner and attached code of a table. Code that another role has attached (triggers,
@@ -39,13 +45,15 @@ rules, policies, defaults, constraints, expressions of indexes) would run with t
 `typname` is always `pg_catalog`'s, whatever the `search_path`."""
 
 CREATE: Final = """
-    CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text);
+    CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL,
+        changed xid8 NOT NULL, epoch text);
     CREATE INDEX ON {table} (changed)
 """
 
 CREATE_SETTLED: Final = """
     CREATE UNLOGGED TABLE {table} (
-        key bytea PRIMARY KEY, token bytea NOT NULL, expires timestamptz NOT NULL, value bytea NOT NULL
+        key bytea PRIMARY KEY, token bytea NOT NULL, expires timestamptz NOT NULL,
+            value bytea NOT NULL
     );
     CREATE INDEX ON {table} (expires)
 """
@@ -57,14 +65,17 @@ CHANNEL: Final = (
 QUIET_CHANNEL: Final = CHANNEL.replace("news", "quiet")
 
 READ: Final = """
-    SELECT key, version, epoch, pg_current_snapshot()::text FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
+    SELECT key, version, epoch, pg_current_snapshot()::text FROM {table}
+        WHERE key = '\\xff' AND xmin = changed::xid
     UNION ALL SELECT key, version, changed::text, NULL FROM {table} WHERE key = '\\xfe'
     UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
     UNION ALL SELECT key, version, changed::text, '' FROM (
-        (SELECT * FROM {table} WHERE changed = ANY ($2::text[]::xid8[]) AND (changed, key) > ($3::text::xid8, $4::bytea)
+        (SELECT * FROM {table} WHERE changed = ANY ($2::text[]::xid8[])
+            AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         UNION ALL
-        (SELECT * FROM {table} WHERE changed >= $5::text::xid8 AND (changed, key) > ($3::text::xid8, $4::bytea)
+        (SELECT * FROM {table} WHERE changed >= $5::text::xid8
+            AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         ORDER BY changed, key LIMIT {rows}
     ) AS changes WHERE key < '\\xf8'
@@ -72,40 +83,48 @@ READ: Final = """
 
 WRITE: Final = """
     WITH change AS MATERIALIZED (
-        SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS change (key, floor, increment)
+        SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS change (key, floor,
+            increment)
     ), state AS MATERIALIZED (
         SELECT version AS base, epoch FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
     ), raised AS (
         INSERT INTO {table} AS row (key, version, changed)
-        SELECT key, greatest(floor, base) + increment, pg_current_xact_id() FROM change LEFT JOIN state ON true ORDER BY key
+        SELECT key, greatest(floor, base) + increment, pg_current_xact_id()
+            FROM change LEFT JOIN state ON true ORDER BY key
         ON CONFLICT (key) DO UPDATE SET
-            version = (SELECT greatest(row.version, floor) + increment FROM change WHERE change.key = row.key),
+            version = (SELECT greatest(row.version, floor) + increment FROM change
+                WHERE change.key = row.key),
             changed = pg_current_xact_id()
         RETURNING key, version
     ), message AS MATERIALIZED (
-        SELECT pg_current_xact_id()::text::bigint AS position, CASE WHEN $4 <> '' THEN pg_notify({channel}, $4) END
+        SELECT pg_current_xact_id()::text::bigint AS position, CASE
+            WHEN $4 <> '' THEN pg_notify({channel}, $4) END
     )
-    SELECT raised.key, raised.version, state.epoch, position FROM message LEFT JOIN state ON true LEFT JOIN raised ON true
+    SELECT raised.key, raised.version, state.epoch, position
+        FROM message LEFT JOIN state ON true LEFT JOIN raised ON true
 """
 
 BEGIN_EPOCH: Final = """
     WITH begun AS (
         INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1)
-        ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1 WHERE {table}.xmin <> {table}.changed::xid
+        ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1
+            WHERE {table}.xmin <> {table}.changed::xid
         RETURNING epoch
     )
     SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM begun
 """
 
 ADOPT: Final = """
-    UPDATE {table} SET changed = pg_current_xact_id() WHERE changed > pg_current_xact_id() AND key <> '\\xff'
+    UPDATE {table} SET changed = pg_current_xact_id()
+        WHERE changed > pg_current_xact_id() AND key <> '\\xff'
 """
 """For a table restored from another server, whose transactions had other numbers."""
 
 LOCK: Final = "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"
 
 AGE: Final = """
-    SELECT extract(epoch FROM clock_timestamp())::float8, pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
+    SELECT extract(epoch FROM clock_timestamp())::float8,
+        pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
         (SELECT epoch FROM {table} WHERE key = '\\xfe')
 """
 
@@ -116,12 +135,16 @@ SAMPLE: Final = """
 FORGET: Final = """
     WITH forgotten AS (
         DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT unnest($1::bytea[]) UNION ALL (
-            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xf8' ORDER BY changed LIMIT $3
-        ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid) RETURNING version, changed
+            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xf8'
+                ORDER BY changed LIMIT $3
+        ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid)
+            RETURNING version, changed
     ), highest AS (
-        SELECT max(version) AS version, max(changed::text::bigint)::text::xid8 AS changed, count(*) AS count FROM forgotten
+        SELECT max(version) AS version, max(changed::text::bigint)::text::xid8 AS changed,
+            count(*) AS count FROM forgotten
     ), raised AS (
-        UPDATE {table} AS row SET version = greatest(row.version, highest.version), changed = pg_current_xact_id()
+        UPDATE {table} AS row SET version = greatest(row.version, highest.version),
+            changed = pg_current_xact_id()
         FROM highest WHERE key = '\\xff' AND count > 0
     ), marked AS (
         INSERT INTO {table} AS row SELECT '\\xfe', 0, changed, '[]' FROM highest WHERE count > 0
@@ -132,7 +155,8 @@ FORGET: Final = """
 
 RENEW: Final = """
     WITH renewed AS (
-        UPDATE {table} SET epoch = $1, changed = pg_current_xact_id() WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
+        UPDATE {table} SET epoch = $1, changed = pg_current_xact_id()
+            WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
     )
     SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM renewed
 """
@@ -143,14 +167,18 @@ SETTLE: Final = """
             AS delivery (key, name, value, ttl, token)
     ), settled AS (
         INSERT INTO {settled} AS row (key, token, expires, value)
-        SELECT key, token, clock_timestamp() + ttl * interval '1 second', value FROM delivery ORDER BY key
-        ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires, value = excluded.value
+        SELECT key, token, clock_timestamp() + ttl * interval '1 second', value FROM delivery
+            ORDER BY key
+        ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires,
+            value = excluded.value
             WHERE row.expires <= clock_timestamp()
         RETURNING key
     ), names AS MATERIALIZED (
-        SELECT '{{"settled":[' || string_agg(name, ',') || ']}}' AS names FROM settled JOIN delivery USING (key)
+        SELECT '{{"settled":[' || string_agg(name, ',') || ']}}' AS names
+            FROM settled JOIN delivery USING (key)
     ), message AS MATERIALIZED (
-        SELECT pg_notify({channel}, CASE WHEN octet_length(names) <= $6 THEN names ELSE '{{"settled":[]}}' END)
+        SELECT pg_notify({channel}, CASE WHEN octet_length(names) <= $6 THEN names
+            ELSE '{{"settled":[]}}' END)
         FROM names WHERE names IS NOT NULL
     )
     SELECT key FROM settled, message
@@ -161,7 +189,8 @@ TOKENS: Final = "SELECT key, token FROM {settled} WHERE key = ANY ($1::bytea[])"
 
 SETTLED: Final = """
     SELECT key, value FROM (
-        SELECT key, value, sum(octet_length(value)) OVER (ORDER BY key) - octet_length(value) AS before
+        SELECT key, value, sum(octet_length(value)) OVER (ORDER BY key) - octet_length(value)
+            AS before
         FROM {settled} WHERE key = ANY ($1::bytea[]) AND expires > clock_timestamp()
     ) AS found WHERE before <= $2
 """
@@ -194,7 +223,8 @@ ANNOUNCE: Final = """
 
 ANNOUNCEMENTS: Final = """
     SELECT key, version, epoch FROM {table} CROSS JOIN extract(epoch FROM clock_timestamp()) AS now
-    WHERE key >= '\\xf8' AND key < '\\xfe' AND abs(version - now * 1000) <= $4 AND octet_length(epoch) <= $3
+    WHERE key >= '\\xf8' AND key < '\\xfe' AND abs(version - now * 1000) <= $4
+        AND octet_length(epoch) <= $3
         AND (key, version) NOT IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))
     ORDER BY version LIMIT 256
 """

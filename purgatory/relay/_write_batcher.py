@@ -2,7 +2,8 @@
 
     in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
     one write                       a: to at least 10, then by 2; b: by 1
-    its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the advance 12
+    its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the
+                                                     advance 12
 
 While a write is in flight, the next batch gathers. A write that was certainly not made is retried
 as long as its caller waits. A write that may have been made is not retried, except for advances,

@@ -200,7 +200,7 @@ class Relay:
             )
         if self._process != os.getpid():
             raise RuntimeError(
-                f"cannot {action} {key!r}: the relay at {self._client.store.address} was entered in "
-                f"process {self._process}, and this is {os.getpid()}; enter one after the fork"
+                f"cannot {action} {key!r}: the relay at {self._client.store.address} was entered "
+                f"in process {self._process}, and this is {os.getpid()}; enter one after the fork"
             )
         return portal.call(call)

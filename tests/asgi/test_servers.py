@@ -143,7 +143,10 @@ async def test_slow_clients_lose_nothing(
     server: Server,
 ) -> None:
     connection = await server.connect()
-    request = b"POST /poll?key=k&wait=300 HTTP/1.1\r\nhost: service\r\ncontent-length: 26\r\n\r\nabcdefghijklmnopqrstuvwxyz"
+    request = (
+        b"POST /poll?key=k&wait=300 HTTP/1.1\r\nhost: service\r\ncontent-length: "
+        b"26\r\n\r\nabcdefghijklmnopqrstuvwxyz"
+    )
     for position in range(0, len(request), 5):
         connection.writer.write(request[position : position + 5])
         await connection.writer.drain()

@@ -53,9 +53,13 @@ def report_replies(
     """Measures all, and shows two tables."""
     divisor = 10 if options.quick else 1
     rows = [row_of_store(url, expired, divisor, options) for url in urls]
-    caption = f"200 bytes each. Idle: CPU of a process without waits at {options.rate:,} deliveries a second. "
+    caption = (
+        f"200 bytes each. Idle: CPU of a process without waits at {options.rate:,} deliveries a "
+        f"second. "
+    )
     caption += (
-        f"Store: before, at most, and after {expired:,} replies have expired; memory: the growth of "
+        f"Store: before, at most, and after {expired:,} replies have expired; memory: the growth "
+        f"of "
         "the delivering process."
     )
     numbers = ("bare", "alone", "2,000 at once", "p50", "p99", "idle")
@@ -74,7 +78,10 @@ def report_replies(
         if url.startswith("redis")
         for way in ("relay", "blpop", "pubsub")
     ]
-    caption = f"{WAITS // divisor} waits at once in one process, {RATE} deliveries a second from another; CPU of all waits."
+    caption = (
+        f"{WAITS // divisor} waits at once in one process, {RATE} deliveries a second from "
+        f"another; CPU of all waits."
+    )
     numbers = ("connections", "CPU", "p50", "p99")
     table = plain_table("", caption, ("on Redis",), numbers, options.quick)
     for row in ways:

@@ -68,9 +68,13 @@ async def bare_settle(url: str, prefix: str) -> Callable[[str], Awaitable[object
 
     pool: Any = await asyncpg.connect(url)
     await pool.execute(
-        f"CREATE UNLOGGED TABLE IF NOT EXISTS {BARE_TABLE} (key bytea PRIMARY KEY, value bytea, expires timestamptz)"
+        f"CREATE UNLOGGED TABLE IF NOT EXISTS {BARE_TABLE} (key bytea PRIMARY KEY, value bytea, "
+        f"expires timestamptz)"
     )
-    statement = f"INSERT INTO {BARE_TABLE} VALUES ($1, $2, now() + '1 hour') ON CONFLICT DO NOTHING RETURNING 1"
+    statement = (
+        f"INSERT INTO {BARE_TABLE} VALUES ($1, $2, now() + '1 hour') ON CONFLICT DO NOTHING "
+        f"RETURNING 1"
+    )
     return lambda key: pool.fetchval(statement, f"{prefix}{key}".encode(), VALUE)
 
 

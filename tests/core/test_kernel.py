@@ -163,7 +163,10 @@ def test_compiled_functions_look_as_in_python():
     ],
 )
 def test_wrong_arguments_are_refused_as_in_python(built, call):
-    code = f"import purgatory\ntry: purgatory.WheelTimer().{call}\nexcept TypeError as error: print(error)"
+    code = (
+        f"import purgatory\ntry: purgatory.WheelTimer().{call}\nexcept TypeError as error: "
+        f"print(error)"
+    )
     assert run(code=code) == run(code=code, pure=True) != ""
 
 

@@ -161,7 +161,10 @@ def test_object_in_use_stays_with_closed_loop(loop_factory):
     async def come():
         return refusal(binding.bind, "check {}", "key", 3)
 
-    said = f"cannot check 'key': bound to {loop!r}, but that loop is closed, and 3 wait there for ever; use one for each loop"
+    said = (
+        f"cannot check 'key': bound to {loop!r}, but that loop is closed, and 3 wait there for "
+        f"ever; use one for each loop"
+    )
     with asyncio.Runner(loop_factory=loop_factory) as other:
         assert other.run(come()) == f"{said}, or close it before its loop"
     assert binding.loop is loop

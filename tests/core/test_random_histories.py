@@ -5,11 +5,13 @@ loop 8 steps, a level of the wheel 2 to 8 buckets, and far deadlines are approac
 seconds, so that a few dozen operations meet every boundary. The clock jumps, also within hooks.
 `test_model_purgatory` compares the order of everything with a model; this module checks after each
 step:
-    exactly once        each hook was called once for each state change, one hook at a time; every await is answered
+    exactly once        each hook was called once for each state change, one hook at a time; every
+                        await is answered
     nothing is lost     at rest, each waiter was tried after the last check of any of its keys
     order               a check tries a waiter after all earlier waiters of the key
     never early         and late by at most a tick beyond the time that the loop was blocked
-    exact               `pending`, `watched` and the other statistics equal a count over all operations
+    exact               `pending`, `watched` and the other statistics equal a count over all
+                        operations
     nothing lingers     at the end: no operation, no bucket, no timer of the loop
 """
 

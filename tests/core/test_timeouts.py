@@ -51,8 +51,10 @@ DIFFERENT: dict[str, str] = {}
 """CPython's tests that our functions do not pass, with the reason."""
 if sys.version_info < (3, 12):
     DIFFERENT["test_wait_for_self_cancellation"] = (
-        "the wait_for of 3.11 waits in a task beside the one it waits for, and raises CancelledError although that one has"
-        " swallowed the cancellation and returned; 3.12 repaired such races (cpython#86296) and removed this test: the"
+        "the wait_for of 3.11 waits in a task beside the one it waits for, and raises "
+        "CancelledError although that one has"
+        " swallowed the cancellation and returned; 3.12 repaired such races (cpython#86296) and "
+        "removed this test: the"
         " result counts, as with asyncio.timeout"
     )
 
@@ -200,7 +202,8 @@ class Missing:
         terminalreporter.section("CPython's own tests of timeouts were NOT run")
         for name in self.names:
             terminalreporter.line(
-                f"This Python ({sys.version.split()[0]}) was installed without test.test_asyncio.{name}."
+                f"This Python ({sys.version.split()[0]}) was installed without "
+                f"test.test_asyncio.{name}."
             )
 
 

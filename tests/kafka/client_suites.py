@@ -117,7 +117,8 @@ SUITES: Final[tuple[Suite, ...]] = (
             **dict.fromkeys(FAIL_ON_KAFKA, "it fails on Kafka itself, too"),
             "TestConn/test_delete_topics": AT_ONCE,
             "TestConn/test_delete_topics_with_an_invalid_topic": AT_ONCE,
-            "TestConn/test_join_group_with_an_invalid_refreshTimeout": "sessions may be shorter here than Kafka allows",
+            "TestConn/test_join_group_with_an_invalid_refreshTimeout": "sessions may be shorter "
+            "here than Kafka allows",
             "TestWriter/writing_a_message_with_SASL_Plain_authentication": NO_AUTHENTICATION,
             "TestAlterUserScramCredentials": NO_AUTHENTICATION,
             "TestDescribeUserScramCredentials": NO_AUTHENTICATION,
@@ -146,8 +147,10 @@ SUITES: Final[tuple[Suite, ...]] = (
             "TestFuncAdminDescribeLogDirs": ONE_NODE,
             "TestFuncAdminElectLeadersV1": ONE_NODE,
             "TestFuncAdminDescribeConfig": "configurations come without their documentation",
-            "TestFuncAdminIncrementalAlterConfigs": "the configuration of the broker cannot be altered",
-            "TestFuncAdminListConsumerGroupOffsetsBatch": "one request has the offsets of one group",
+            "TestFuncAdminIncrementalAlterConfigs": "the configuration of the broker cannot be "
+            "altered",
+            "TestFuncAdminListConsumerGroupOffsetsBatch": "one request has the offsets of one "
+            "group",
             "TestFuncAdminQuotas": NO_QUOTAS,
             "TestFuncAdminUpdateFeatures": "there are no features to switch on",
             "TestFuncDescribeProducers": TRANSACTIONS,
@@ -175,7 +178,8 @@ SUITES: Final[tuple[Suite, ...]] = (
             "trivup/clusters/KafkaCluster.py": TRIVUP,
         },
         left_out=("tests/integration/schema_registry", "tests/integration/integration_test.py"),
-        needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` runs those "
+        needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` "
+        "runs those "
         "of a checkout",
         out_of_scope={
             "test_user_scram_credentials": NO_AUTHENTICATION,
@@ -183,7 +187,8 @@ SUITES: Final[tuple[Suite, ...]] = (
     ),
 )
 ELSEWHERE: Final = {
-    "aiokafka": "no source distribution has its tests, and they start Kafka in Docker by themselves: "
+    "aiokafka": "no source distribution has its tests, and they start Kafka in Docker by "
+    "themselves: "
     "they take no address",
     "kafkajs": "its package has no tests",
     "Java": "its tests start clusters of their own, in their own process",

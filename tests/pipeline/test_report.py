@@ -111,7 +111,8 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     ]
     assert sorted(row.operation_id for row in rejected) == [row["operation_id"] for row in wrong]
     assert {row.reason for row in rejected} == {
-        "unknown outcome", "ended before it started", "an outcome without an end", "an end without an outcome",
+        "unknown outcome", "ended before it started", "an outcome without an end",
+        "an end without an outcome",
         "timeout_s is no number of seconds", "purgatory is missing", "neither start nor end",
     }  # fmt: skip
     assert all(row.file.endswith("wrong.parquet") for row in rejected)

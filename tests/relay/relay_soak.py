@@ -91,7 +91,10 @@ def end_backends(server: PostgresServer) -> None:
 
     async def end() -> None:
         connection = await asyncpg.connect(server.url)
-        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        query = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
+            "'purgatory.relay'"
+        )
         await connection.execute(query)
         await connection.close()
 

@@ -160,7 +160,8 @@ def test_folder_of_first_version_is_upgraded(run: Runner, tmp_path: Path) -> Non
     run(main(1))
     database = sqlite3.connect(tmp_path / f"purgatory.{boot_id()}.sqlite")
     database.executescript(
-        "ALTER TABLE state DROP COLUMN floor; ALTER TABLE state DROP COLUMN forgotten; DROP TABLE samples"
+        "ALTER TABLE state DROP COLUMN floor; ALTER TABLE state DROP COLUMN forgotten; DROP TABLE "
+        "samples"
     )
     database.executescript("INSERT INTO versions VALUES ('a', 1, 1); PRAGMA user_version = 1")
     database.close()

@@ -628,7 +628,10 @@ def test_listener_terminated_by_server_reconnects(run: Runner, postgres: Postgre
                 seen = await there.version("a")
                 waiting = asyncio.create_task(here.wait("a", seen))
                 await until(lambda: here.statistics().is_connected)
-                query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+                query = (
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name "
+                    "= 'purgatory.relay'"
+                )
                 await connection.execute(query)
                 assert await bumped(there, "a") > seen
                 assert await waiting > seen

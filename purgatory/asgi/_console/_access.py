@@ -16,10 +16,14 @@ from purgatory._core.local import is_local_host, is_loopback
 from purgatory.asgi._types import Scope
 
 _PROXY_PREFIXES: Final = (
-    b"ali-cdn-", b"akamai-", b"cdn-", b"cf-", b"client-ip", b"do-connecting-ip", b"fastly-", b"fly-", b"forwarded",
-    b"incap-", b"proxy-client-ip", b"remote-addr", b"remote-ip", b"true-client-ip", b"via", b"wl-proxy-", b"x-akamai-",
-    b"x-amz-cf-", b"x-amzn-", b"x-appengine-", b"x-arr-", b"x-azure-", b"x-client-ip", b"x-cloud-trace-context",
-    b"x-cluster-client-ip", b"x-envoy-", b"x-forwarded", b"x-google-", b"x-host", b"x-nf-", b"x-original", b"x-proxy",
+    b"ali-cdn-", b"akamai-", b"cdn-", b"cf-", b"client-ip", b"do-connecting-ip", b"fastly-",
+    b"fly-", b"forwarded",
+    b"incap-", b"proxy-client-ip", b"remote-addr", b"remote-ip", b"true-client-ip", b"via",
+    b"wl-proxy-", b"x-akamai-",
+    b"x-amz-cf-", b"x-amzn-", b"x-appengine-", b"x-arr-", b"x-azure-", b"x-client-ip",
+    b"x-cloud-trace-context",
+    b"x-cluster-client-ip", b"x-envoy-", b"x-forwarded", b"x-google-", b"x-host", b"x-nf-",
+    b"x-original", b"x-proxy",
     b"x-real-ip", b"x-request-start", b"x-sucuri-", b"x-vercel-",
 )  # fmt: skip
 """How the names of the header fields begin that proxies add."""

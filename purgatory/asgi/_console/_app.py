@@ -1,10 +1,11 @@
 """The page as an ASGI application: three read-only paths for authorized visitors.
 
-GET /         the page, one file: its script and its style have a nonce, and nothing else may run or be loaded
-GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the next one;
-              421 and what /worker has, if Purgatory-Worker names another worker behind the same
-              address
-GET /worker   which worker has answered, and how much waits there
+GET /         the page, one file: its script and its style have a nonce, and nothing else may run or
+              be loaded
+GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the
+              next one; 421 and the content of /worker, if Purgatory-Worker names another worker
+              behind the same address
+GET /worker   the id of the worker that answers, and the number of its waits
 """
 
 from collections.abc import Awaitable, Callable

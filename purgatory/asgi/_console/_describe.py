@@ -255,7 +255,8 @@ def describe_stream(stream: "StreamMeter", wall: float) -> dict[str, Any]:
     """A stream of the pipeline."""
     now = stream.statistics()
     names = (
-        "name", "pending", "registered", "completed", "expired", "late", "rows", "batches", "is_running", "late_signals",
+        "name", "pending", "registered", "completed", "expired", "late", "rows", "batches",
+        "is_running", "late_signals",
         "batch_rows", "watermark", "state_rows", "state_bytes", "held_back_by", "overdue",
     )  # fmt: skip
     return _fields(now, *names) | {

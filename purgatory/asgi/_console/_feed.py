@@ -1,10 +1,13 @@
 """The state that the pages show: a new version every second while a page is open, made once for all
 of them.
 
-    a page asks       the timer starts, unless it runs; the first version is made at once, or within a second
+    a page asks       the timer starts, unless it runs; the first version is made at once, or within
+                      a second
     each 0.2 s        the lag of the loop is measured: how late the timer is
-    each second       one purgatory after the other is described, each in its own iteration of the loop; then there is a version
-    no page asks      the history continues for five minutes, for pages that return; then the timer stops
+    each second       one purgatory after the other is described, each in its own iteration of the
+                      loop; then there is a version
+    no page asks      the history continues for five minutes, for pages that return; then the timer
+                      stops
 
 A version is JSON that is the same for every page, and the part of the history that a page does not
     have: for most, one point.

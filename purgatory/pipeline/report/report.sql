@@ -1,12 +1,15 @@
--- What a report says, from sums that `rows.sql` (on DuckDB) or `purgatory.pipeline.spark` (on Spark) has made of the rows. These
--- tables are small, so that both engines leave this part to DuckDB. The roles of queries are those of `rows.sql`.
+-- The tables of a report, from the sums of rows that `rows.sql` (on DuckDB) or
+-- `purgatory.pipeline.spark` (on Spark) has computed. These sums are small, so both engines leave
+-- this part to DuckDB. Queries have the same roles as in `rows.sql`.
 --
--- Tables at first: `cube`, `curves`, `answers`, `runs`, `counted` and `balance`, as `rows.sql` defines them; `page` and `shown_runs`;
--- `files` (folder, file, damage, is_replaced), all files that were found; and `tallies` (run_id, ended), how many operations have
--- ended in each run that still runs or was killed.
+-- Tables at first: `cube`, `curves`, `answers`, `runs`, `counted` and `balance`, as `rows.sql`
+-- defines them; `page` and `shown_runs`; `files` (folder, file, damage, is_replaced), all files
+-- that were found; and `tallies` (run_id, ended), how many operations have ended in each run that
+-- still runs or was killed.
 
 --- view kinds
-SELECT purgatory, kind, operations, completed, expired, cancelled, operations - with_end AS without_end, operations - with_start AS without_start,
+SELECT purgatory, kind, operations, completed, expired, cancelled,
+    operations - with_end AS without_end, operations - with_start AS without_start,
   missed_triggers, timeout_min_s, timeout_max_s
 FROM (
   SELECT purgatory, kind, CAST(sum(operations) AS BIGINT) AS operations,
@@ -21,12 +24,16 @@ FROM (
 )
 
 --- write timeouts
--- Operations that completed by nothing but the try at their deadline do not tell what a timeout is good for.
-SELECT purgatory, kind, operations, completed, expired, cancelled, without_end, without_start, missed_triggers, timeout_min_s, timeout_max_s,
-  longest_wait_s, least_expiry_rate, its_standard_error, one_percent AS timeout_1_percent, one_per_mille AS timeout_01_percent,
+-- Operations completed only by the try at their deadline show nothing about a timeout.
+SELECT purgatory, kind, operations, completed, expired, cancelled, without_end, without_start,
+    missed_triggers, timeout_min_s, timeout_max_s,
+  longest_wait_s, least_expiry_rate, its_standard_error, one_percent AS timeout_1_percent,
+      one_per_mille AS timeout_01_percent,
   expired / nullif(completed + expired + cancelled, 0) AS expiry_rate,
-  CASE WHEN one_percent IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_1_percent,
-  CASE WHEN one_per_mille IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_01_percent
+  CASE WHEN one_percent IS NULL THEN 'not answerable from this data'
+      ELSE 'answered' END AS answer_1_percent,
+  CASE WHEN one_per_mille IS NULL THEN 'not answerable from this data'
+      ELSE 'answered' END AS answer_01_percent
 FROM (
   SELECT k.*, longest_wait_s, least_expiry_rate, its_standard_error,
     CASE WHEN completed > missed_triggers THEN one_percent END AS one_percent,
@@ -40,60 +47,83 @@ SELECT purgatory, kind, timeout_s, at_risk, expiry_rate, standard_error FROM cur
 --- show curves_of_runs
 -- Where a purgatory and kind has operations of several runs.
 SELECT c.* FROM curves c SEMI JOIN (
-  SELECT purgatory, kind FROM curves WHERE run >= 0 GROUP BY purgatory, kind HAVING count(DISTINCT run) > 1
-) s ON c.purgatory = s.purgatory AND c.kind = s.kind WHERE run >= 0 ORDER BY purgatory, kind, run, timeout_s
+  SELECT purgatory, kind FROM curves WHERE run >= 0
+      GROUP BY purgatory, kind HAVING count(DISTINCT run) > 1
+) s ON c.purgatory = s.purgatory AND c.kind = s.kind WHERE run >= 0
+    ORDER BY purgatory, kind, run, timeout_s
 
 --- view by_folder
 -- The counts, and a line without rows for each folder.
-SELECT folder, reason, rows, copies FROM counted UNION ALL SELECT 'operations', NULL, 0, 0 UNION ALL SELECT 'checks', NULL, 0, 0
+SELECT folder, reason, rows, copies FROM counted UNION ALL SELECT 'operations', NULL, 0, 0
+    UNION ALL SELECT 'checks', NULL, 0, 0
 
 --- write reconciliation
 -- The account of every file and every row that was read.
 SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
-  SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place AS place, folder, what, reason, count FROM (
+  SELECT CASE folder WHEN 'operations' THEN 0
+      ELSE 20 END + place AS place, folder, what, reason, count FROM (
     SELECT 1 AS place, f.folder, 'files' AS what, NULL AS reason, count(file) AS count
-    FROM (SELECT 'operations' AS folder UNION ALL SELECT 'checks') f LEFT JOIN files g ON f.folder = g.folder AND NOT g.is_replaced
+    FROM (SELECT 'operations' AS folder UNION ALL SELECT 'checks') f
+        LEFT JOIN files g ON f.folder = g.folder AND NOT g.is_replaced
     GROUP BY f.folder
     UNION ALL
-    SELECT 2, folder, 'files compacted', 'another file stands for them', count(*) FROM files WHERE is_replaced GROUP BY folder
+    SELECT 2, folder, 'files compacted', 'another file stands for them', count(*) FROM files
+        WHERE is_replaced GROUP BY folder
     UNION ALL
-    SELECT 3, folder, 'files unreadable', concat(file, ': ', damage), 1 FROM files WHERE damage IS NOT NULL
+    SELECT 3, folder, 'files unreadable', concat(file, ': ', damage), 1 FROM files
+        WHERE damage IS NOT NULL
   )
   UNION ALL
-  SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place, folder, what, reason, count FROM (
-    SELECT 4 AS place, folder, 'rows read' AS what, NULL AS reason, coalesce(sum(rows), 0) AS count FROM by_folder GROUP BY folder
+  SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place, folder, what, reason, count
+      FROM (
+    SELECT 4 AS place, folder, 'rows read' AS what, NULL AS reason, coalesce(sum(rows), 0) AS count
+        FROM by_folder GROUP BY folder
     UNION ALL SELECT 5, folder, 'rows rejected', reason, rows FROM counted WHERE reason IS NOT NULL
-    UNION ALL SELECT 6, folder, 'duplicates dropped', NULL, coalesce(sum(copies), 0) FROM by_folder GROUP BY folder
-    UNION ALL SELECT 7, folder, 'rows accepted', NULL, coalesce(sum(rows - copies) FILTER (reason IS NULL), 0) FROM by_folder GROUP BY folder
+    UNION ALL SELECT 6, folder, 'duplicates dropped', NULL, coalesce(sum(copies), 0) FROM by_folder
+        GROUP BY folder
+    UNION ALL SELECT 7, folder, 'rows accepted', NULL,
+        coalesce(sum(rows - copies) FILTER (reason IS NULL), 0) FROM by_folder GROUP BY folder
   )
-  UNION ALL SELECT 8, 'operations', 'ids missing', 'dropped, lost, rejected, unreadable or too old to keep', coalesce(sum(ids - operations), 0) FROM runs
-  UNION ALL SELECT 9, 'operations', 'ids missing', 'the last of a run that was killed, or that goes on',
-    coalesce(sum(greatest(t.ended - coalesce(ids, 0), 0)), 0) FROM tallies t LEFT JOIN runs r ON t.run_id = r.run_id
+  UNION ALL SELECT 8, 'operations', 'ids missing',
+      'dropped, lost, rejected, unreadable or too old to keep', coalesce(sum(ids - operations), 0)
+      FROM runs
+  UNION ALL SELECT 9, 'operations', 'ids missing',
+      'the last of a run that was killed, or that goes on',
+    coalesce(sum(greatest(t.ended - coalesce(ids, 0), 0)), 0)
+        FROM tallies t LEFT JOIN runs r ON t.run_id = r.run_id
 )
 
 --- show balance_of_all
 SELECT * FROM balance
-UNION ALL SELECT 'rows of timeouts', (SELECT sum(operations) FROM timeouts), (SELECT sum(rows - copies) FROM counted WHERE folder = 'operations' AND reason IS NULL)
+UNION ALL SELECT 'rows of timeouts', (SELECT sum(operations) FROM timeouts),
+    (SELECT sum(rows - copies) FROM counted WHERE folder = 'operations' AND reason IS NULL)
 
 --- show timeline
--- What started and ended in each span. `begun` and `finished` also count those whose start or end was not written.
-SELECT purgatory, kind, run, place, CAST(sum(begun) AS BIGINT) AS begun, CAST(sum(finished) AS BIGINT) AS finished,
-  CAST(sum(started) AS BIGINT) AS started, CAST(coalesce(sum(finished) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
+-- The starts and ends in each span. `begun` and `finished` also count operations whose start or
+-- end was not written.
+SELECT purgatory, kind, run, place, CAST(sum(begun) AS BIGINT) AS begun,
+    CAST(sum(finished) AS BIGINT) AS finished,
+  CAST(sum(started) AS BIGINT) AS started,
+      CAST(coalesce(sum(finished) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
   CAST(coalesce(sum(finished) FILTER (outcome = 'expired'), 0) AS BIGINT) AS expired,
   CAST(coalesce(sum(finished) FILTER (outcome = 'cancelled'), 0) AS BIGINT) AS cancelled,
   CAST(coalesce(sum(finished) FILTER (missed), 0) AS BIGINT) AS missed
 FROM (
-  SELECT purgatory, kind, run, begun_in AS place, operations AS begun, 0 AS finished, CASE WHEN has_start THEN operations ELSE 0 END AS started,
+  SELECT purgatory, kind, run, begun_in AS place, operations AS begun,
+      0 AS finished, CASE WHEN has_start THEN operations ELSE 0 END AS started,
     NULL AS outcome, false AS missed FROM cube
   UNION ALL
-  SELECT purgatory, kind, run, ended_in, 0, operations, 0, outcome, missed_trigger AND has_end FROM cube
+  SELECT purgatory, kind, run, ended_in, 0, operations, 0, outcome, missed_trigger AND has_end
+      FROM cube
 ) GROUP BY purgatory, kind, run, place ORDER BY purgatory, kind, run, place
 
 --- view placed
-SELECT *, CASE WHEN begun_in < p.count THEN begun_in ELSE -1 END AS place FROM cube CROSS JOIN (SELECT count FROM page) p WHERE has_start
+SELECT *, CASE WHEN begun_in < p.count THEN begun_in ELSE -1 END AS place
+    FROM cube CROSS JOIN (SELECT count FROM page) p WHERE has_start
 
 --- show wait_steps
-SELECT purgatory, kind, run, place, wait_step AS step, CAST(coalesce(sum(operations) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
+SELECT purgatory, kind, run, place, wait_step AS step,
+    CAST(coalesce(sum(operations) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
   CAST(coalesce(sum(operations) FILTER (outcome <> 'completed'), 0) AS BIGINT) AS others,
   CAST(coalesce(sum(operations) FILTER (outcome IS NULL), 0) AS BIGINT) AS open
 FROM placed GROUP BY purgatory, kind, run, place, step

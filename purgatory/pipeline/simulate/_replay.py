@@ -6,7 +6,8 @@ its condition came to hold or it was cancelled. Expiries and their lateness are 
 condition of an operation that expired in the journal never holds here, because that time is
 unknown.
 
-    journal                                           replayed with a timeout of 0.1 s, and a tick of 0.01 s
+    journal                                           replayed with a timeout of 0.1 s, and a tick
+                                                      of 0.01 s
     started 0 s, timeout 1 s, completed at 0.25 s     expired at 0.1 s
     started 0 s, timeout 1 s, expired at 1.003 s      expired at 0.1 s
     started 0 s, timeout 1 s, completed at 0.02 s     completed at 0.02 s, by the check of its key

@@ -1,7 +1,8 @@
 """Decides on all new operations at once: given when each of their thresholds was reached, the rest
 is arithmetic.
 
-    order 7 waits from 12:00:05 to 12:01:00    for all of    "paid" reached at 12:00:20, "stock" reached before
+    order 7 waits from 12:00:05 to 12:01:00    for all of    "paid" reached at 12:00:20, "stock"
+                                                             reached before
                                                completed     at 12:00:20, the later one
 
 This works for operations whose ids are new and whose keys are distinct.

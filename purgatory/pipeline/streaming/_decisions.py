@@ -6,10 +6,13 @@ event time, and does what `ThresholdPurgatory` does in an event loop, with the s
 queues of waiters (`purgatory._core.threshold_queue`). So outcomes depend on event time, and not on
 the order in which the shard received the events.
 
-    received, in this order                                        decided, when the watermark has reached 12:00:30
-    12:00:20  "paid" has reached 1                                 12:00:05  order 7 is registered: "stock" has reached 4
-    12:00:05  order 7 waits for all of ("paid", 1), ("stock", 3)             already, "paid" has no value
-    12:00:02  "stock" has reached 4                                12:00:20  order 7 completed: all its keys have
+    received, in this order
+        12:00:20  "paid" has reached 1
+        12:00:05  order 7 waits for all of ("paid", 1), ("stock", 3)
+        12:00:02  "stock" has reached 4
+    decided, when the watermark has reached 12:00:30
+        12:00:05  order 7 is registered: "stock" has reached 4 already, "paid" has no value
+        12:00:20  order 7 completed: all its keys have reached their thresholds
 
 At one instant signals come first, then registrations, then deadlines. So a signal exactly at the
 deadline still counts.

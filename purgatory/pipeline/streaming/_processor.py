@@ -7,7 +7,8 @@ most, and at its end writes those that have changed.
 
     variable     content
     shard        counts, the slices of the event queue, the instant of the timer
-    operations   by id, in pages: operations that wait, and the ids of those that have ended before their deadline
+    operations   by id, in pages: operations that wait, and the ids of those that have ended before
+                 their deadline
     lines        by key, in pages: the value and the queue of a key
     agenda       the event queue: chunks of events, by slice
 
