@@ -5,10 +5,12 @@ tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `
 the loop run, `raiser` makes hooks that fail. `counts` reads statistics, `Listener` observes,
 `Spy` counts the calls of a loop's methods, `Pulse` the steps in each iteration of it, `profiled`
 all calls. `collector` switches garbage collection. `in_thread` calls a function in another thread.
+`THOROUGHNESS` multiplies the histories of slow tests.
 """
 
 import asyncio
 import gc
+import os
 import sys
 import threading
 from collections import Counter
@@ -18,6 +20,10 @@ from functools import partial
 from typing import Any
 
 from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
+
+THOROUGHNESS = int(os.environ.get("PURGATORY_THOROUGHNESS", "1"))
+"""How many times as many random histories and rounds the slow tests run. The gate has half an hour;
+the nightly run takes 5."""
 
 
 class Probe(DelayedOperation[Any]):

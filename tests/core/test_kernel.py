@@ -16,6 +16,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from helpers import THOROUGHNESS
 from requirements import unavailable
 
 import purgatory
@@ -204,7 +205,9 @@ def test_failing_allocations_are_memory_errors(built):
     assert run("allocations", 60) == "done\n"
 
 
-@pytest.mark.parametrize("rounds", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rounds", [2_000, pytest.param(20_000 * THOROUGHNESS, marks=pytest.mark.slow)]
+)
 def test_no_path_through_kernel_leaks(built, rounds):
     assert run("leaks", rounds) == "done\n"
 
