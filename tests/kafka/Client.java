@@ -15,7 +15,10 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 
-/** Java's client from end to end: admin, an idempotent producer, groups that commit and go on. Prints what it saw, a fact a line. */
+/**
+ * Java's client from end to end: admin, an idempotent producer, groups that commit and resume. Prints
+ * its results, one per line.
+ */
 public class Client {
     static final int COUNT = 1000;
     static final String TOPIC = "from-java";
@@ -44,7 +47,10 @@ public class Client {
         }
     }
 
-    /** The names of all topics; waits until they are the expected ones. Kafka responds before its nodes have applied a change. */
+    /**
+     * The names of all topics; waits until they are as expected, because Kafka responds before its
+     * nodes have applied a change.
+     */
     static Set<String> topics(Admin admin, Set<String> expected) throws Exception {
         long deadline = System.nanoTime() + 60_000_000_000L;
         Set<String> names = admin.listTopics().names().get();
@@ -82,7 +88,7 @@ public class Client {
         }
     }
 
-    /** The different values that a group gets from where it stopped, at least so many; then it commits. */
+    /** At least this number of different values that a group reads after its commit; commits then. */
     static Set<String> consume(String group, int wanted) {
         Properties properties = properties();
         properties.put("group.id", group);

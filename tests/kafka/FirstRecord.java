@@ -3,7 +3,10 @@ import java.util.List;
 import java.util.Properties;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 
-/** How long each of some new groups waits for its first record, from the making of its consumer. Prints milliseconds, one a line. */
+/**
+ * How long each new group waits for its first record, from the creation of its consumer. Prints
+ * milliseconds, one per line.
+ */
 public class FirstRecord {
     public static void main(String[] arguments) {
         for (int number = 0; number < Integer.parseInt(arguments[2]); number++) {

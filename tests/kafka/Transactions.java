@@ -15,7 +15,10 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 
-/** Java's client in transactions: prints what a consumer reads, what was committed, and how a replaced producer fails. */
+/**
+ * Java's client in transactions: prints the records read by a consumer, the committed offsets, and
+ * the error of a replaced producer.
+ */
 public class Transactions {
     static final TopicPartition PARTITION = new TopicPartition("transactions", 0);
     static String address;

@@ -1,4 +1,5 @@
-// How long each of some new groups waits for its first record, from the making of its consumer. Prints milliseconds, one a line.
+// How long each new group waits for its first record, from the creation of its consumer. Prints
+// milliseconds, one per line.
 const { Kafka, logLevel } = require("kafkajs");
 
 async function first(kafka, topic, groupId) {

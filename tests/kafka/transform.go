@@ -28,7 +28,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// It ends the transaction of the one that was killed, whose offsets are to be known before records are read.
+	// It ends the transaction of its killed predecessor, whose offsets must be known before records
+	// are read.
 	if _, _, err := session.Client().ProducerID(ctx); err != nil {
 		log.Fatal(err)
 	}

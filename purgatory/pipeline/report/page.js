@@ -1,5 +1,6 @@
 "use strict";
-// The page of a report: one state, from which all pictures and tables follow. Beside it are the data (see _data.py) and Plotly.
+// The page of a report: all pictures and tables follow from one state. The data (see _data.py) and
+// Plotly are in the same file.
 const data = JSON.parse(document.getElementById("data").textContent);
 const by = (id) => document.getElementById(id);
 const state = { purgatory: "", kind: "", run: -1, from: 0, to: data.window.count, timeout: null };
@@ -30,10 +31,11 @@ const text = (value) => {
   return span.innerHTML;
 };
 
-// -- what is chosen
+// -- the choices
 
 const isGroup = (group) =>
-  (!state.purgatory || data.groups[group][0] === state.purgatory) && (!state.kind || data.groups[group][1] === state.kind);
+  (!state.purgatory || data.groups[group][0] === state.purgatory) &&
+  (!state.kind || data.groups[group][1] === state.kind);
 const isRun = (run) => state.run < 0 || run === state.run;
 const isAll = () => !state.kind && state.run < 0;
 const isKey = (key) => !state.purgatory || key.purgatory === state.purgatory;
@@ -55,23 +57,33 @@ function endsOfGroups() {
     t = data.timeline;
   for (const row of chosen(t)) {
     if (!inTime(t.place[row])) continue;
-    const sum = sums.get(t.group[row]) || { started: 0, completed: 0, expired: 0, cancelled: 0, missed: 0 };
+    const sum = sums.get(t.group[row]) || {
+      started: 0,
+      completed: 0,
+      expired: 0,
+      cancelled: 0,
+      missed: 0,
+    };
     for (const name in sum) sum[name] += t[name][row];
     sums.set(t.group[row], sum);
   }
   return sums;
 }
 
-/** Whether what began in some joined spans, of which `place` is the number, began in the chosen time. */
-const began = (place, width) => whole() || (place * width < state.to && (place + 1) * width > state.from);
+/** Whether operations that began in joined spans, number `place`, began in the chosen time. */
+const began = (place, width) =>
+  whole() || (place * width < state.to && (place + 1) * width > state.from);
 
 /** The chosen time, as far as waits follow it. */
 function span(columns) {
   const { width } = columns;
-  return [Math.floor(state.from / width) * width, Math.min(Math.ceil(state.to / width) * width, data.window.count)];
+  return [
+    Math.floor(state.from / width) * width,
+    Math.min(Math.ceil(state.to / width) * width, data.window.count),
+  ];
 }
 
-/** Counts by step (see _durations.py), of what is chosen and began in the chosen time. */
+/** Counts by step (see _durations.py), of the chosen operations that began in the chosen time. */
 function steps(columns, names, isMine = () => true) {
   const sums = new Map();
   for (const row of chosen(columns)) {
@@ -94,8 +106,9 @@ function edgeOf(step) {
   return Number(`${data.edges[((step % count) + count) % count]}e${Math.floor(step / count) - 1}`);
 }
 
-/** Whether nothing of a group completed but by the try at its deadline: that does not tell what a timeout is good for. */
-const onlyMissed = ({ completed, missed_triggers }) => completed > 0 && completed <= missed_triggers;
+/** Whether a group completed only by tries at deadlines, which show nothing about a timeout. */
+const onlyMissed = ({ completed, missed_triggers }) =>
+  completed > 0 && completed <= missed_triggers;
 
 /** The curve of a group: exact for the whole time, otherwise by steps. */
 function curve(group) {
@@ -122,7 +135,10 @@ function curveInTime(group) {
 function kaplanMeier(sums) {
   if (!sums.size) return null;
   const points = { timeout_s: [], at_risk: [], expiry_rate: [], standard_error: [] };
-  let atRisk = [...sums.values()].reduce((all, sum) => all + sum.completed + sum.others + sum.open, 0),
+  let atRisk = [...sums.values()].reduce(
+      (all, sum) => all + sum.completed + sum.others + sum.open,
+      0,
+    ),
     rate = 1,
     variance = 0;
   for (const [step, sum] of [...sums].sort((a, b) => a[0] - b[0])) {
@@ -138,13 +154,13 @@ function kaplanMeier(sums) {
   return points;
 }
 
-/** The least timeout that would have let no more than this share expire; null if the data cannot tell. */
+/** The least timeout with at most this share of expiries; null if the data does not show it. */
 function timeoutFor(points, share) {
   const place = points ? points.expiry_rate.findIndex((rate) => rate <= share + 1e-12) : -1;
   return place < 0 ? null : points.timeout_s[place];
 }
 
-/** The share that a timeout would have let expire, and its 95 % interval; null beyond the longest wait. */
+/** The share of expiries at a timeout, and its 95 % interval; null beyond the longest wait. */
 function expiryRate(points, timeout) {
   if (!points || !points.timeout_s.length) return null;
   let low = 0,
@@ -176,11 +192,13 @@ function table(place, columns, rows) {
   const sorted = box.dataset.by
     ? [...rows].sort(
         (a, b) =>
-          compare(columns[box.dataset.by].value(a), columns[box.dataset.by].value(b)) * (box.dataset.down === "yes" ? -1 : 1),
+          compare(columns[box.dataset.by].value(a), columns[box.dataset.by].value(b)) *
+          (box.dataset.down === "yes" ? -1 : 1),
       )
     : rows;
   const head = columns.map(
-    (column, number) => `<th tabindex="0" data-number="${number}" class="${column.text ? "text" : ""}">${column.name}</th>`,
+    (column, number) =>
+      `<th tabindex="0" data-number="${number}" class="${column.text ? "text" : ""}">${column.name}</th>`,
   );
   const body = sorted.map(
     (row) =>
@@ -197,7 +215,8 @@ function table(place, columns, rows) {
   for (const cell of box.querySelectorAll("th"))
     cell.onclick = cell.onkeydown = (event) => {
       if (event.key && event.key !== "Enter") return;
-      box.dataset.down = box.dataset.by === cell.dataset.number && box.dataset.down === "yes" ? "no" : "yes";
+      box.dataset.down =
+        box.dataset.by === cell.dataset.number && box.dataset.down === "yes" ? "no" : "yes";
       box.dataset.by = cell.dataset.number;
       table(place, columns, rows);
     };
@@ -216,7 +235,12 @@ const word = (name, value, kind = "text") => column(name, value, null, kind);
 function tables() {
   const ends = endsOfGroups(),
     isExact = whole() && state.run < 0;
-  const kinds = [...ends].map(([group, sum]) => ({ ...data.timeouts[group], ...sum, group, curve: curve(group) }));
+  const kinds = [...ends].map(([group, sum]) => ({
+    ...data.timeouts[group],
+    ...sum,
+    group,
+    curve: curve(group),
+  }));
   table(
     "timeouts",
     [
@@ -261,12 +285,19 @@ function tables() {
       column("tried", (row) => row.inTime.tried, count),
       column("completed", (row) => row.inTime.completed, count),
       column("in vain", (row) => row.inTime.tried - row.inTime.completed, count),
-      column("in vain, %", (row) => (row.inTime.tried ? 1 - row.inTime.completed / row.inTime.tried : null), share),
+      column(
+        "in vain, %",
+        (row) => (row.inTime.tried ? 1 - row.inTime.completed / row.inTime.tried : null),
+        share,
+      ),
       column(ofAll("missed triggers"), (row) => row.missed_triggers, count),
     ],
     data.keys
       .filter(isKey)
-      .map((key) => ({ ...key, inTime: key.times.place ? within(key.times, ["tried", "completed"], key.spans) : key }))
+      .map((key) => ({
+        ...key,
+        inTime: key.times.place ? within(key.times, ["tried", "completed"], key.spans) : key,
+      }))
       .filter((row) => whole() || row.inTime.tried),
   );
   table(
@@ -359,16 +390,23 @@ function tiles(ends) {
       count(pending.reduce((most, point) => Math.max(most, point.most), 0)),
     ],
   ];
-  by("tiles").innerHTML = shown.map(([name, value]) => `<div><b>${value}</b><span>${name}</span></div>`).join("");
+  by("tiles").innerHTML = shown
+    .map(([name, value]) => `<div><b>${value}</b><span>${name}</span></div>`)
+    .join("");
 }
 
-/** What was pending: exact where all kinds and runs are shown, otherwise what is left at the end of each span. */
+/** Pending operations: exact if all kinds and runs are shown, otherwise the rest after each span. */
 function pendingLine() {
   if (isAll())
     return Object.entries(data.pending)
       .filter(([name]) => !state.purgatory || name === state.purgatory)
       .flatMap(([name, columns]) =>
-        columns.place.map((place, row) => ({ name, place, most: columns.most[row], mean: columns.mean[row] })),
+        columns.place.map((place, row) => ({
+          name,
+          place,
+          most: columns.most[row],
+          mean: columns.mean[row],
+        })),
       );
   const changes = new Array(data.window.count + 2).fill(0),
     t = data.timeline;

@@ -1,9 +1,15 @@
 // Draws: each picture from the one state, when it is in sight.
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const colour = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function layout(more) {
-  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true };
+  const axis = {
+    gridcolor: colour("line"),
+    zerolinecolor: colour("line"),
+    linecolor: colour("line"),
+    automargin: true,
+  };
   const base = {
     paper_bgcolor: colour("ground"),
     plot_bgcolor: colour("ground"),
@@ -21,9 +27,15 @@ function layout(more) {
   return base;
 }
 
-const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset" };
+const config = {
+  displaylogo: false,
+  responsive: true,
+  displayModeBar: false,
+  doubleClick: "reset",
+};
 // Plotly takes names for markup, so that one with <a href> would be a link in the legend.
-const escaped = (trace) => (trace.name === undefined ? trace : { ...trace, name: text(trace.name) });
+const escaped = (trace) =>
+  trace.name === undefined ? trace : { ...trace, name: text(trace.name) };
 const draw = (id, traces, more) => Plotly.react(id, traces.map(escaped), layout(more), config);
 const inks = ["completed", "expired", "missed", "cancelled", "link", "ink"];
 const time = (place) => new Date(at(place)).toISOString().slice(0, 23);
@@ -42,15 +54,22 @@ const BARS = 40;
 function ends() {
   const names = ["completed", "expired", "cancelled"],
     t = data.timeline;
-  const sums = Object.fromEntries(names.map((name) => [name, new Array(data.window.count).fill(0)]));
+  const sums = Object.fromEntries(
+    names.map((name) => [name, new Array(data.window.count).fill(0)]),
+  );
   for (const row of chosen(t))
     if (t.place[row] >= 0 && t.place[row] < data.window.count)
       for (const name of names) sums[name][t.place[row]] += t[name][row];
   const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
-  // A bar is an element of its own for each span, which browsers take long to lay out; an area is one for all of them.
+  // Bars are one element for each span, which browsers lay out slowly; an area is a single element.
   const shape = (name) =>
     data.window.count > BARS
-      ? { mode: "lines", stackgroup: "ends", line: { shape: "hvh", width: 0 }, fillcolor: colour(name) }
+      ? {
+          mode: "lines",
+          stackgroup: "ends",
+          line: { shape: "hvh", width: 0 },
+          fillcolor: colour(name),
+        }
       : { type: "bar", marker: { color: colour(name) } };
   draw(
     "ends",
@@ -73,7 +92,8 @@ function pending() {
         point.name,
         new Array(data.window.count).fill(null).map(() => ({ most: 0, mean: isAll() ? 0 : null })),
       );
-    if (point.place >= 0 && point.place < data.window.count) lines.get(point.name)[point.place] = point;
+    if (point.place >= 0 && point.place < data.window.count)
+      lines.get(point.name)[point.place] = point;
   }
   const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
   const traces = [...lines]
@@ -130,12 +150,20 @@ function allSteps(sums, names) {
   const all = Array.from({ length: last - first + 1 }, (_, number) => first + number);
   return {
     x: all.map((step) => Math.sqrt(edgeOf(step) * edgeOf(step + 1))),
-    ...Object.fromEntries(names.map((name) => [name, all.map((step) => (sums.get(step) || {})[name] || 0)])),
+    ...Object.fromEntries(
+      names.map((name) => [name, all.map((step) => (sums.get(step) || {})[name] || 0)]),
+    ),
   };
 }
 
 function histogram(id, found, names, title) {
-  if (!found) return empty(id, id === "lateness" ? "Nothing expired whose deadline is known." : "Nothing ended whose start is known.");
+  if (!found)
+    return empty(
+      id,
+      id === "lateness"
+        ? "Nothing expired whose deadline is known."
+        : "Nothing ended whose start is known.",
+    );
   draw(
     id,
     Object.entries(names).map(([name, label]) => ({
@@ -144,7 +172,11 @@ function histogram(id, found, names, title) {
       y: found[name],
       mode: "lines",
       fill: "tozeroy",
-      line: { shape: "hvh", width: 1.4, color: colour(name === "completed" ? "completed" : "expired") },
+      line: {
+        shape: "hvh",
+        width: 1.4,
+        color: colour(name === "completed" ? "completed" : "expired"),
+      },
       hovertemplate: "%{y:,}",
     })),
     {
@@ -165,7 +197,7 @@ const theirs = () => [
   ),
 ];
 
-/** The timeouts that operations had, and the one that is tried. */
+/** The timeouts of operations, and the timeout that is tried. */
 function marks() {
   const line = (x, dash, name, width) => ({
     type: "line",
@@ -206,7 +238,12 @@ function survival() {
         ? []
         : [
             { ...line, y: bounds.map((each) => each[1]) },
-            { ...line, y: bounds.map((each) => each[2]), fill: "tonexty", fillcolor: colour("band") },
+            {
+              ...line,
+              y: bounds.map((each) => each[2]),
+              fill: "tonexty",
+              fillcolor: colour("band"),
+            },
           ];
     const name =
       state.purgatory || new Set(data.groups.map((each) => each[0])).size === 1
@@ -228,7 +265,9 @@ function survival() {
   draw("survival", traces, {
     xaxis: durations(
       "timeout",
-      [...groups.flatMap((group) => curve(group).timeout_s), ...theirs()].filter((value) => value > 0),
+      [...groups.flatMap((group) => curve(group).timeout_s), ...theirs()].filter(
+        (value) => value > 0,
+      ),
     ),
     yaxis: { title: { text: "would expire" }, tickformat: ".3~p", range: [0, 1.02] },
     shapes: marks(),
@@ -237,13 +276,15 @@ function survival() {
 
 function heat(id, keys, name, title) {
   const rows = keys
-    .filter((key) => isKey(key) && (key.times.place || []).some((place) => inTime(place, key.spans)))
+    .filter(
+      (key) => isKey(key) && (key.times.place || []).some((place) => inTime(place, key.spans)),
+    )
     .slice(0, 20)
     .reverse();
   if (!rows.length) return empty(id, "Nothing.");
   const label = (key) =>
     `${key.key.length > 28 ? key.key.slice(0, 27) + "…" : key.key}${state.purgatory ? "" : ` (${key.purgatory})`}`;
-  // A cell is as long as what was counted together: checks are counted by the second.
+  // A cell is at least as long as the unit of counting: checks are counted by the second.
   const unit = Math.max(data.window.width, rows[0].spans > 1 ? 1000 : 0);
   const first = Math.floor(data.window.start / unit) * unit;
   const cell = (place) => Math.floor((at(place) - first) / unit + 1e-6);
@@ -256,7 +297,8 @@ function heat(id, keys, name, title) {
     });
     return cells;
   });
-  const middle = (number) => (first + (number + 0.5) * unit - data.window.start) / data.window.width;
+  const middle = (number) =>
+    (first + (number + 0.5) * unit - data.window.start) / data.window.width;
   const x = Array.from({ length: count }, (_, number) => time(middle(number)));
   draw(
     id,
@@ -275,7 +317,10 @@ function heat(id, keys, name, title) {
           [1, colour(name === "missed" ? "missed" : "completed")],
         ],
         zmin: 0,
-        colorbar: { thickness: 10, title: { text: `${title} in ${seconds(unit / 1000)}`, side: "right" } },
+        colorbar: {
+          thickness: 10,
+          title: { text: `${title} in ${seconds(unit / 1000)}`, side: "right" },
+        },
         hovertemplate: `%{text}<br>%{x}<br>%{z:,} ${title} in ${seconds(unit / 1000)}<extra></extra>`,
       },
     ],
@@ -308,7 +353,12 @@ const drawn = {
       "wait",
     ),
   lateness: () =>
-    histogram("lateness", allSteps(steps(data.lateness, ["expired"]), ["expired"]), { expired: "expired" }, "after the deadline"),
+    histogram(
+      "lateness",
+      allSteps(steps(data.lateness, ["expired"]), ["expired"]),
+      { expired: "expired" },
+      "after the deadline",
+    ),
   heat: () => heat("heat", data.keys, "tried", "tried"),
   when: () => heat("when", data.missed, "missed", "missed"),
 };
@@ -353,7 +403,9 @@ const watcher = new IntersectionObserver(
 );
 
 function answer() {
-  const groups = data.groups.map((_, group) => group).filter((group) => isGroup(group) && (curve(group) || onlyMissed(data.timeouts[group])));
+  const groups = data.groups
+    .map((_, group) => group)
+    .filter((group) => isGroup(group) && (curve(group) || onlyMissed(data.timeouts[group])));
   by("chosen").textContent = seconds(state.timeout);
   for (const [section, columns] of [
     ["timeouts", data.waits],
@@ -371,7 +423,8 @@ function answer() {
         const points = curve(group),
           rate = expiryRate(points, state.timeout),
           name = `<b>${text(data.groups[group][1])}</b>`;
-        if (!points) return `${name}: not answerable, every one completed by the try at its deadline`;
+        if (!points)
+          return `${name}: not answerable, every one completed by the try at its deadline`;
         if (!rate)
           return `${name}: not answerable, no operation waited longer than ${seconds(points.timeout_s[points.timeout_s.length - 1])}`;
         return `${name}: ${share(rate[0])} would expire (95 %: ${share(rate[1])} to ${share(rate[2])})`;

@@ -16,11 +16,12 @@ import org.apache.kafka.server.purgatory.DelayedOperationKey;
 import org.apache.kafka.server.purgatory.DelayedOperationPurgatory;
 
 /**
- * Takes Kafka's purgatory, or an empty purgatory, through a workload, as `driver.py` does on an event loop. Prints its
- * measurements, one per line.
+ * Takes Kafka's purgatory, or an empty purgatory, through a workload, as `driver.py` does on an
+ * event loop. Prints its measurements, one per line.
  *
- * The workload is a file of integers: the timeout, the size of a payload and the number of requests to warm up with; then the
- * number of requests that arrive in each millisecond, the latency of each request, and their keys, each list after its length.
+ * The workload is a file of integers: the timeout, the size of a payload and the number of requests
+ * to warm up with; then the number of requests that arrive in each millisecond, the latency of each
+ * request, and their keys, each list after its length.
  */
 public class KafkaLoad {
     static final int BATCH = 256;

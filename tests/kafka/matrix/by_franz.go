@@ -248,7 +248,8 @@ func times() {
 	expect(found, []int64{0, 2, 49})
 }
 
-// The second of three transactions is aborted. franz-go commits offsets in a transaction only for a group that it consumes in.
+// The second of three transactions is aborted. franz-go commits offsets in a transaction only for a
+// group that it consumes in.
 func transactions() {
 	produce("transactions-in")
 	session, err := kgo.NewGroupTransactSession(append(

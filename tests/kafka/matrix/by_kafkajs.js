@@ -6,8 +6,12 @@ const START = 1700000000000;
 const VALUES = Array.from({ length: 50 }, (_, number) => `${number} `.repeat(20));
 
 let address;
-const logCreator = () => ({ log }) => console.error([log.message, log.error].filter(Boolean).join(": "));
-const kafka = (options = {}) => new Kafka({ brokers: [address], logLevel: logLevel.ERROR, logCreator, ...options });
+const logCreator =
+  () =>
+  ({ log }) =>
+    console.error([log.message, log.error].filter(Boolean).join(": "));
+const kafka = (options = {}) =>
+  new Kafka({ brokers: [address], logLevel: logLevel.ERROR, logCreator, ...options });
 
 function expect(found, expected) {
   if (JSON.stringify(found) !== JSON.stringify(expected)) {
@@ -30,7 +34,8 @@ async function admin(work) {
   await one.disconnect();
 }
 
-const create = (topic, numPartitions) => admin((one) => one.createTopics({ topics: [{ topic, numPartitions }] }));
+const create = (topic, numPartitions) =>
+  admin((one) => one.createTopics({ topics: [{ topic, numPartitions }] }));
 
 const record = (value, number) => ({
   value,
@@ -60,7 +65,9 @@ async function consume(topic, groupId, count, isolation = {}) {
     },
   });
   await until(() => found.length === count);
-  await consumer.commitOffsets([{ topic, partition: 0, offset: String(Number(found[count - 1].offset) + 1) }]);
+  await consumer.commitOffsets([
+    { topic, partition: 0, offset: String(Number(found[count - 1].offset) + 1) },
+  ]);
   await consumer.disconnect();
   return found;
 }
@@ -91,8 +98,15 @@ async function group() {
   await create("group", 4);
   const shares = [];
   const join = async (index) => {
-    const consumer = kafka().consumer({ groupId: "group", heartbeatInterval: 300, maxWaitTimeInMs: 100 });
-    consumer.on(consumer.events.GROUP_JOIN, ({ payload }) => (shares[index] = payload.memberAssignment.group?.length));
+    const consumer = kafka().consumer({
+      groupId: "group",
+      heartbeatInterval: 300,
+      maxWaitTimeInMs: 100,
+    });
+    consumer.on(
+      consumer.events.GROUP_JOIN,
+      ({ payload }) => (shares[index] = payload.memberAssignment.group?.length),
+    );
     await consumer.connect();
     await consumer.subscribe({ topic: "group" });
     await consumer.run({ eachMessage: async () => {} });
@@ -119,17 +133,29 @@ async function times() {
 }
 
 async function transactions() {
-  const producer = kafka().producer({ transactionalId: "kafkajs", maxInFlightRequests: 1, idempotent: true });
+  const producer = kafka().producer({
+    transactionalId: "kafkajs",
+    maxInFlightRequests: 1,
+    idempotent: true,
+  });
   await producer.connect();
   for (let number = 0; number < 3; number++) {
     const transaction = await producer.transaction();
-    await transaction.send({ topic: "transactions", messages: [{ value: String(number), partition: 0 }] });
-    const topics = [{ topic: "transactions", partitions: [{ partition: 0, offset: String(10 + number) }] }];
+    await transaction.send({
+      topic: "transactions",
+      messages: [{ value: String(number), partition: 0 }],
+    });
+    const topics = [
+      { topic: "transactions", partitions: [{ partition: 0, offset: String(10 + number) }] },
+    ];
     await transaction.sendOffsets({ consumerGroupId: "offsets", topics });
     await (number === 1 ? transaction.abort() : transaction.commit());
   }
   await producer.disconnect();
-  expect(values(await consume("transactions", "reader", 2, { readUncommitted: false })), ["0", "2"]);
+  expect(values(await consume("transactions", "reader", 2, { readUncommitted: false })), [
+    "0",
+    "2",
+  ]);
   await admin(async (one) => {
     const [found] = await one.fetchOffsets({ groupId: "offsets", topics: ["transactions"] });
     expect(found.partitions[0].offset, "12");
@@ -140,7 +166,8 @@ async function topics() {
   await create("topics", 2);
   await admin(async (one) => {
     await one.createPartitions({ topicPartitions: [{ topic: "topics", count: 3 }] });
-    const count = async () => (await one.fetchTopicMetadata({ topics: ["topics"] })).topics[0].partitions.length;
+    const count = async () =>
+      (await one.fetchTopicMetadata({ topics: ["topics"] })).topics[0].partitions.length;
     await until(async () => (await count()) === 3);
     await one.deleteTopics({ topics: ["topics"] });
     await until(async () => !(await one.listTopics()).includes("topics"));
@@ -153,8 +180,14 @@ async function configs() {
   await admin(async (one) => {
     const configEntries = [{ name: "retention.ms", value: "5000" }];
     await one.alterConfigs({ validateOnly: false, resources: [{ ...resource, configEntries }] });
-    const asked = { includeSynonyms: false, resources: [{ ...resource, configNames: ["retention.ms"] }] };
-    await until(async () => (await one.describeConfigs(asked)).resources[0].configEntries[0].configValue === "5000");
+    const asked = {
+      includeSynonyms: false,
+      resources: [{ ...resource, configNames: ["retention.ms"] }],
+    };
+    await until(
+      async () =>
+        (await one.describeConfigs(asked)).resources[0].configEntries[0].configValue === "5000",
+    );
   });
 }
 
@@ -162,7 +195,10 @@ async function deleteRecords() {
   await produce("delete-records");
   await admin(async (one) => {
     expect((await one.fetchTopicOffsets("delete-records"))[0].low, "0");
-    await one.deleteTopicRecords({ topic: "delete-records", partitions: [{ partition: 0, offset: "20" }] });
+    await one.deleteTopicRecords({
+      topic: "delete-records",
+      partitions: [{ partition: 0, offset: "20" }],
+    });
     expect((await one.fetchTopicOffsets("delete-records"))[0].low, "20");
   });
 }

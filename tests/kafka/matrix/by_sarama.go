@@ -142,7 +142,8 @@ func headers() {
 	}
 }
 
-// A member of a group: what it was assigned, and nothing where that was revoked; the first `wanted` messages, which it commits.
+// A member of a group: its assigned partitions, without revoked ones; the first `wanted` messages,
+// which it commits.
 type member struct {
 	group    sarama.ConsumerGroup
 	leave    context.CancelFunc
