@@ -29,7 +29,7 @@ from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _session
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline._files import COMPACTED, REPLACES
-from purgatory.pipeline.report import _make
+from purgatory.pipeline.report import _tables
 
 
 def report(journal: Path, out: Path) -> int:
@@ -211,7 +211,7 @@ def test_earlier_report_survives_later_failure(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_make, "_check_balance", fail)
+        patched.setattr(_tables, "_check_balance", fail)
         assert report(journal, out) == 1
     assert [row.operations for row in table(out, "timeouts")] == [1]
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
@@ -270,7 +270,7 @@ def test_ctrl_c_prints_one_line_and_keeps_report(
             if ends != "at once":
                 raise Py4JNetworkError("Answer from Java side is empty")
 
-    monkeypatch.setattr(_make, "_check_balance", interrupted)
+    monkeypatch.setattr(_tables, "_check_balance", interrupted)
     assert report(journal, out) == 130
 
     assert capsys.readouterr().err == "interrupted\n"

@@ -3,7 +3,7 @@ problems in words.
 
 - ``rows.sql`` defines what DuckDB computes from rows; `purgatory.pipeline.spark` computes the same.
 - ``report.sql`` computes the rest from those sums, on both engines.
-- `_queries` reads both; `_duckdb` and `_spark` are the engines; `_make` runs them and replaces the
+- `_queries` reads both; `_duckdb` and `_spark` are the engines; `_tables` runs them and replaces the
   earlier report.
 - `_summary` has the lines that the page shows, `_window` the time that fits, `_durations` the
   waits; `_findings` the sentences.

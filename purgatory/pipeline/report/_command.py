@@ -21,10 +21,10 @@ from purgatory.pipeline._options import add_master_option, has_session
 from purgatory.pipeline._shown import shown, without_secrets
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
-from purgatory.pipeline.report._make import make_tables, steps_of
 from purgatory.pipeline.report._page import page
 from purgatory.pipeline.report._queries import Engine
 from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._tables import make_tables, steps_of
 
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""

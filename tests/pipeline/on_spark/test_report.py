@@ -29,10 +29,10 @@ from purgatory.journal import CHECKS, OPERATIONS
 from purgatory.pipeline import synth
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline._files import COMPACTED, REPLACES
-from purgatory.pipeline.report._make import make_tables
 from purgatory.pipeline.report._queries import TABLES
 from purgatory.pipeline.report._spark import Spark
 from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._tables import make_tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
