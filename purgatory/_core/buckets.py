@@ -74,7 +74,7 @@ if PYPY:
 
         def __setitem__(self, entry: Any, value: None) -> None:
             number = getattr(entry, "_timer_number", None)
-            if type(number) is not int:  # or what a subclass makes up
+            if type(number) is not int:  # a subclass may return any object
                 entry._timer_number = number = _next_number()
             if self.setdefault(number, entry) is not entry:
                 # One of them is a copy of the other, made before it was watched again.

@@ -92,7 +92,7 @@ async def close(closable: Closable[T], drain: float) -> list[T]:
 
 
 def reopen(closable: Closable[object]) -> None:
-    """Opens a purgatory that was closed; one that is open stays as it is.
+    """Reopens a closed purgatory; an open one is unchanged.
 
     Raises:
         PurgatoryClosed: it is still being closed.

@@ -146,7 +146,7 @@ class Dispatcher:
         )
 
     def nested(self, hook: object) -> Nested:
-        """Makes `hook` the current one, inside the one that is running, if there is one."""
+        """Makes `hook` the current hook, nested in the running one, if any."""
         return Nested(self, hook)
 
     def finish(self, operation: Ended) -> None:

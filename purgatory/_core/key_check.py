@@ -10,8 +10,8 @@ per iteration of the loop.
                                              that the order is kept
 
 The watch list is iterated over by chunks and never copied, so the cost of the first iteration
-depends on what it tries alone. Operations that are removed meanwhile are not tried, those that are
-added are tried last.
+depends only on the operations that it tries. Operations removed meanwhile are not tried; operations
+added meanwhile are tried last.
 """
 
 from collections import deque

@@ -3,8 +3,8 @@
 from typing import Final
 
 MAX_PER_ITERATION: Final = 512
-"""The work that is done in one iteration of the loop before other callbacks can run: so many
-operations are tried or ended, or entries moved, which takes about a millisecond."""
+"""Limit of the work in one iteration of the loop before other callbacks can run: the number of
+operations tried or ended, or of entries moved. It takes about a millisecond."""
 
 REGISTRATIONS_PER_STEP: Final = 8
 """Watch lists from which an operation can be removed at the cost of trying one."""

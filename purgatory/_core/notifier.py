@@ -117,7 +117,7 @@ class OperationNotifier:
         """Notifies of an operation that has ended and been answered, once.
 
         Args:
-            operation: one that has ended.
+            operation: an ended operation.
             cause: `KEY` or `DEADLINE` if it ended in a try that was not the first one.
             key: the key whose check ended it, if the cause is `KEY`.
         """

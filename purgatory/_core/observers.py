@@ -10,8 +10,7 @@ observers; you may write your own.
 
     Purgatory("fetches", observer=Slow())
 
-Observers run on the loop and block it: record what is needed, and leave the rest to a thread, or
-    for later.
+Observers run on the loop and block it: only record the event, and process it later or in a thread.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -546,7 +546,7 @@ def _report_unretrieved(operation: Operation, failure: Failure) -> None:
     with suppress(RuntimeError):  # there is no loop to report to
         get_running_loop()
         running_dispatcher().report_unretrieved(
-            f"a hook of {describe(operation)} raised, and nobody awaits it", failure
+            f"a hook of {describe(operation)} raised, and no task awaits it", failure
         )
 
 

@@ -411,7 +411,7 @@ class Purgatory(Generic[Op]):
         get `OperationCancelled`.
 
         Returns:
-            Those that it cancelled, in the order in which they came.
+            The cancelled operations, in order of arrival.
 
         Cost: O(operations that watch `key`), at once: 100,000 block the loop for 0.2 s. Use
             `acancel_for_key` for large numbers.

@@ -21,7 +21,7 @@ class PurgatoryStatistics:
     expired: int
     cancelled: int
     missed_triggers: int
-    """Of the completed ones, those that only the last try, at their deadline, completed:
+    """Operations among the completed ones that only the last try, at their deadline, completed:
     `check_and_complete` was not called."""
     wake_ups: int
     """Callbacks that the loop made to the wheel."""

@@ -138,7 +138,7 @@ class ThresholdQueue:
         """Adds `waiter`. Cost: O(log n) comparisons.
 
         Raises:
-            TypeError: its threshold cannot be compared with those of others; nothing has changed.
+            TypeError: its threshold cannot be compared with other thresholds; nothing has changed.
         """
         threshold = waiter.threshold
         while True:

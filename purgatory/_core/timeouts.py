@@ -139,8 +139,7 @@ class Timeout(TimerEntry):
         Raises:
             RuntimeError: the timeout is not active.
             ValueError, TypeError: `when` is NaN, or no number; nothing has changed.
-            WrongLoop: called from another loop or thread than that of the body; nothing has
-                changed.
+            WrongLoop: called on another loop or thread than the body's; nothing has changed.
         """
         if self._state is not ENTERED:
             if self._state is CREATED:

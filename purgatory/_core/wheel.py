@@ -448,8 +448,8 @@ class TimingWheel:
         for bucket in buckets:
             for chunk in bucket.chunks():
                 for entry in chunk:
-                    # Never in a bucket that begins too late; in one that begins too early if
-                    # overdue or postponed.
+                    # Its bucket never begins too late; it begins too early if the entry is overdue
+                    # or postponed.
                     assert bucket.start_tick <= max(
                         self.clock.due_tick(entry._timer_deadline), self.current_tick
                     )

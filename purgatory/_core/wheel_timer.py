@@ -134,7 +134,7 @@ class WheelTimer:
     clock, and late by at most one tick plus the delay of the loop itself. A delay of zero or less,
     and a time that has passed, mean the next iteration of the loop, whatever the tick. The order of
     callbacks that are due in one tick is not promised. An exception of a callback goes to the
-    loop's exception handler. Unlike those of `loop.call_later`, callbacks run in an empty context;
+    loop's exception handler. Unlike with `loop.call_later`, callbacks run in an empty context;
     to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
 
     Args:

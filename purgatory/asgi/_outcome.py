@@ -47,8 +47,8 @@ class Answer(NamedTuple):
     has_retry: bool = False
     """Whether it has `Retry-After`."""
     closes: bool = False
-    """Whether it has `Connection: close`, in HTTP/1: a server that stops would break the connection
-    off during the next request, and one that refuses polls may be short of open files."""
+    """Whether it has `Connection: close`, in HTTP/1: a stopping server would break the connection
+    off during the next request, and a server that refuses polls may be short of open files."""
     reason: str = ""
     """Default reason of the outcome."""
 

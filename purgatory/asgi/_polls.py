@@ -319,7 +319,7 @@ class LongPolls:
 
 
 async def _send_unless_gone(client: Client, send: Send, message: Message) -> None:
-    """Sends a message of a WebSocket; but not the close of one that the client has closed, which
-    some servers take for an error."""
+    """Sends a message of a WebSocket; except the close after the client's own close, which some
+    servers report as an error."""
     if not (client.disconnected and message["type"] == "websocket.close"):
         await send(message)

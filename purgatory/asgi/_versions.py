@@ -262,8 +262,8 @@ class Versions(Generic[K]):
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
         """`changed` with a relay. A client that has seen a version of its epoch waits, even while
-        the store is unreachable. One that has seen none has to get the current version, and is
-        refused with 503 then."""
+        the store is unreachable. A client that has seen no version needs the current one, and is
+        then refused with 503."""
         thresholds = cast(Any, _RelayThresholds(relay, relay.epoch))
         seen, version = self.seen(poll.scope), 0
         if seen is None:

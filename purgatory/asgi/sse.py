@@ -44,8 +44,7 @@ def event_source(
     *,
     ping: float = 15.0,
 ) -> Response:
-    """A response that sends an event for each version of `key`, after the last one that the client
-    has.
+    """A response that sends an event for each version of `key` after the client's last version.
 
     Args:
         poll: the request's poll, which counts as open until the stream ends.

@@ -19,7 +19,7 @@ from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 MICROSECONDS: Final = 1_000_000
 
 ENDED_FIELDS: Final = Ended._fields
-"""Fields of an operation's record: those of the event. The exception is replaced by None, since it
+"""Fields of an operation's record: the event's fields. The exception is replaced by None, since it
 would keep other objects alive."""
 CHECK_FIELDS: Final = ("key", "tried", "completed", "at")
 """Fields of a check's record."""

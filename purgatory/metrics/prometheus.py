@@ -88,8 +88,8 @@ def serve(
     worker is a target, as Prometheus expects of processes; `sum by (purgatory) (...)` adds them up.
 
     Args:
-        ports: one for each worker, and some more: a new worker may start before the one that it
-            replaces has ended.
+        ports: one for each worker, and some more: a new worker may start before its predecessor
+            has ended.
         address: to listen on; it should be reachable only for readers of the metrics. On
             a local one requests under a foreign `Host` are refused: see `purgatory._core.local`.
         registry: the registry to serve.

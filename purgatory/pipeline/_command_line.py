@@ -51,8 +51,8 @@ PROGRAMS: Final = {
     ),
 }
 USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)
-"""Errors whose message is enough for a user; a traceback would not help. So are those of the
-`ENGINES`."""
+"""Errors whose message is enough for a user; a traceback would not help. This also holds
+for errors of the `ENGINES`."""
 ENGINES: Final = ("duckdb", "_duckdb", "pyspark", "py4j")
 
 

@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The Parquet files of a folder of a journal, without those that a compacted one replaces."""
+    """The Parquet files of a folder of a journal, without files replaced by a compacted one."""
 
     sizes: dict[str, int]
     """In bytes, by the full name; 0 where it is not known."""

@@ -23,13 +23,13 @@ def storage_of(spark: SparkSession, path: str) -> Storage:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _one_line_errors(action: str) -> Iterator[None]:
     """Turns an error of Java into an OSError of one line."""
     try:
         yield
     except Py4JJavaError as error:
         raise OSError(
-            f"{what}: {first_line(Exception(error.java_exception.getMessage()))}"
+            f"{action}: {first_line(Exception(error.java_exception.getMessage()))}"
         ) from error
 
 
@@ -42,7 +42,7 @@ class Hadoop:
         self._configuration = context._jsc.hadoopConfiguration()
 
     def sizes(self, folder: str) -> dict[str, int] | None:
-        with _told(f"cannot list {folder!r}"):
+        with _one_line_errors(f"cannot list {folder!r}"):
             files, path = self._at(folder)
             if not files.exists(path):
                 return None
@@ -52,7 +52,7 @@ class Hadoop:
             }
 
     def read(self, file: str, limit: int) -> bytes:
-        with _told(f"cannot read {file!r}"):
+        with _one_line_errors(f"cannot read {file!r}"):
             files, path = self._at(file)
             stream = files.open(path)
             try:
@@ -61,7 +61,7 @@ class Hadoop:
                 stream.close()
 
     def write(self, file: str, content: bytes) -> None:
-        with _told(f"cannot write to {file!r}"):
+        with _one_line_errors(f"cannot write to {file!r}"):
             files, path = self._at(file)
             stream = files.create(path, True)
             try:
@@ -70,23 +70,23 @@ class Hadoop:
                 stream.close()
 
     def make(self, folder: str) -> None:
-        with _told(f"cannot write to {folder!r}"):
+        with _one_line_errors(f"cannot write to {folder!r}"):
             files, path = self._at(folder)
             files.mkdirs(path)
 
     def move(self, folder: str, to: str) -> None:
-        with _told(f"cannot write to {to!r}"):
+        with _one_line_errors(f"cannot write to {to!r}"):
             files, path = self._at(folder)
             if not files.rename(path, self._jvm.org.apache.hadoop.fs.Path(to)):
                 raise OSError(f"cannot rename {folder!r} to {to!r}")
 
     def delete(self, folder: str) -> None:
-        with _told(f"cannot delete {folder!r}"):
+        with _one_line_errors(f"cannot delete {folder!r}"):
             files, path = self._at(folder)
             files.delete(path, True)
 
     def names(self, folder: str) -> list[str]:
-        with _told(f"cannot list {folder!r}"):
+        with _one_line_errors(f"cannot list {folder!r}"):
             files, path = self._at(folder)
             return (
                 [each.getPath().getName() for each in files.listStatus(path)]

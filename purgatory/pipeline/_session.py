@@ -73,8 +73,8 @@ def spark_session(
     Args:
         name: of the application, as a cluster shows it.
         master: the URL of Spark: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By
-            default the one that ``spark-submit``, ``SPARK_REMOTE`` or Spark's own configuration
-            names, or else ``local[*]``.
+            default from ``spark-submit``, ``SPARK_REMOTE`` or Spark's own configuration, or else
+            ``local[*]``.
         settings: added to ours; where both have a setting, these count. What Spark's own
             configuration sets counts more.
         verbose: show the output of Java and Spark, which otherwise goes to an unnamed file.

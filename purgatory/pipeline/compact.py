@@ -346,7 +346,7 @@ def _common_mode(sources: list[os.stat_result], target: int) -> int:
 def _write(
     folder: Folder, group: Files, kind: str, file: BinaryIO, result: CompactionResult
 ) -> list[str]:
-    """Writes the rows of files into one, and returns the names of those that are not damaged."""
+    """Writes the rows of files into one, and returns the names of the undamaged files."""
     replaced = []
     schema = nullable(FOLDERS[kind])
     sizes = {str(folder.path / name): about.st_size for name, about in group.items()}

@@ -7,7 +7,7 @@ three of a hundred keys for each operation. Two of the four kinds, ``Fetch`` and
 longer timeouts here, which suit them. These facts are planted:
 
 - a timeout that is too short: ``Join`` takes 200 ms at the median, and expires after 200 ms;
-- a hot key: every fourth operation watches ``key-0``, besides those that draw it;
+- a hot key: every fourth operation watches ``key-0``, in addition to operations that draw it;
 - a key that is never triggered: every operation of ``Forgotten`` watches ``forgotten`` alone, and
   completes at its deadline.
 

@@ -25,7 +25,7 @@ Make = Callable[[], "Store"]
 Check = Callable[[Make], Coroutine[Any, Any, None]]
 
 TIMEOUT: Final = 60.0
-"""Seconds to wait for what has to happen."""
+"""Seconds to wait for an expected event."""
 
 STRANGE_KEYS: Final = (
     "",
@@ -58,7 +58,7 @@ CHECKS: Final[list[Check]] = []
 
 
 def check(function: Check) -> Check:
-    """Adds a check to those that every store has to pass."""
+    """Adds a check to `CHECKS`, which every store has to pass."""
     CHECKS.append(function)
     return function
 

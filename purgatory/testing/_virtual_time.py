@@ -17,7 +17,7 @@ When nothing is ready, the loop does the first of these that applies:
 
 1. Time is held: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync`
    that still works, or by `VirtualTimeLoop.hold_time`. The loop waits in real time. A thread that
-   is no longer awaited holds nothing; but one that anyio has abandoned does, until it ends.
+   is no longer awaited does not hold it; but a thread abandoned by anyio does, until it ends.
 2. A timer is set: the clock jumps to it.
 3. A file descriptor is watched, a signal handler is set, or a child process runs: the loop waits
    for it in real time, as any loop does.

@@ -22,8 +22,8 @@ MAX_MISSES: Final = 40
 unknown worker before the known ones count as all."""
 
 PROBES: Final = 5
-"""Connections that one probe opens at once. One after the other, most would go to the same worker:
-the one that the system wakes first."""
+"""Connections that one probe opens at once. One after the other, most would go to the worker
+that the system wakes first."""
 
 PROBE_TIMEOUT: Final = 10.0
 """Seconds until a probe is over, whatever the server sends."""

@@ -167,7 +167,7 @@ def console(
 
 
 def _instead(given: object) -> str:
-    """What to give instead of an object that is shown in another way."""
+    """Names the right argument for an object that is shown in another way."""
     if isinstance(given, Versions):
         return (
             ": give its `thresholds`"

@@ -45,7 +45,7 @@ SQL: Final = {
     "spark.sql.files.openCostInBytes": "64k",
 }
 SHUFFLE_BYTES: Final = 8 * 1024**2
-"""The bytes of Parquet for each partition of a shuffle. Spark joins those that turn out small."""
+"""Parquet for each partition of a shuffle, in bytes. Spark merges small partitions."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

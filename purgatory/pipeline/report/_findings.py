@@ -150,8 +150,7 @@ LEFT_OUT: Final = {
     "duplicates dropped": "further copies of rows",
     "ids missing": "operations that were numbered, and are in no row",
 }
-"""What the figures do not have, in words, by the name that it has in the table
-``reconciliation``."""
+"""Rows missing from the figures: name in the table ``reconciliation`` -> description."""
 
 
 def _left_out(summary: Summary) -> list[str]:

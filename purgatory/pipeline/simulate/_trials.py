@@ -129,7 +129,7 @@ def recommendation(trials: Sequence[Trial], lateness: float) -> str:
         sentences.append(
             f"A timeout of {timeout:g} s would have ended "
             f"{finest.per_operation(finest.seen.expired):.2%} of the operations, "
-            "counting those that did expire."
+            "including the operations that did expire."
         )
     return "\n".join(sentences)
 

@@ -217,7 +217,7 @@ def _line(
 
 
 def accepted(rows: DataFrame, folder: str, census: Census) -> DataFrame:
-    """One row of `judged` for each operation or check: the best of those that are not rejected."""
+    """One row of `judged` for each operation or check: the best row that is not rejected."""
     valid = rows.where("reason IS NULL") if set(census.rows) - {None} else rows
     if not census.copies:
         return valid

@@ -35,10 +35,10 @@ Silence
     - Rows that arrive up to `idle` after their event time are not late by a tick. Later ones are
       rows behind the watermark, with the rules above.
     - A backlog is decided by its own event time, however old it is and however long it takes to
-      read: an input with rows left to be read is not silent. Nor is one that is read after a pause:
-      the silence of each input starts anew with the query.
+      read: an input with rows left to be read is not silent. Nor is an input that is read after a
+      pause: the silence of each input is counted anew from the start of the query.
     - Old rows that are added piece by piece, with pauses longer than `idle`, are late. Use
-      `--idle never` for those.
+      `--idle never` for such rows.
     - A restarted query repeats a batch with the same ticks, since these are rows of a source with
       offsets in the checkpoint.
 

@@ -101,7 +101,7 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     """Serves the page and the metrics while the block runs, and gives their URL.
 
     Args:
-        where: the host and the port; 0 for one that is free.
+        where: the host and the port; 0 for any free port.
 
     Raises:
         OSError: the port is taken.

@@ -38,7 +38,7 @@ def types_of(spark: SparkSession, folder: str, kind: str, schema: StructType) ->
     of `folder`.
 
     Args:
-        kind: what to call the rows in a message.
+        kind: name of the rows in messages.
 
     Raises:
         ValueError: a file cannot be read, lacks a column, or has a column that cannot be cast

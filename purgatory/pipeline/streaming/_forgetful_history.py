@@ -9,8 +9,8 @@ the next one starts without a value.
     the value until then    5         5         5                 2
                             |------- first life -------| forgotten |-- second life
 
-At 12:02:40 it is forgotten, so an operation that is registered at 12:02:50 with the threshold 4
-waits; one that was registered at 12:02:30 has its requirement.
+At 12:02:40 it is forgotten, so an operation registered at 12:02:50 with the threshold 4 waits; an
+operation registered at 12:02:30 has its requirement.
 """
 
 from collections.abc import Iterator

@@ -84,8 +84,8 @@ nothing was decided, `at` the instant of the registration or of the signal, `key
 signal, and the columns of `ORIGIN` the position of the record in Kafka."""
 OBSERVATION: Final = "purgatory_outcomes"
 """The observed metrics in the progress of a query: `registered`, `completed`, `expired`, `late` and
-`late_signals` of a batch, null if nothing has happened; and for each shard that was called when it
-has something to decide next. See `OBSERVED_INPUTS` for those of the inputs."""
+`late_signals` of a batch, null without any; and for each called shard the time of its next
+decision. See `OBSERVED_INPUTS` for the metrics of the inputs."""
 LONG_DIGITS: Final = 18
 """Decimals with up to this many digits fit into a `bigint`."""
 END_OF_TIME: Final = 253_402_300_800_000_000

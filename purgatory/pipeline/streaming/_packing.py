@@ -25,8 +25,8 @@ COUNTS: Final = ("registered", "completed", "expired", "late", "late_signals")
 PACKED_OUTPUT: Final = ", ".join(
     ["decisions binary", "shard int", "due bigint", *(f"{name} bigint" for name in COUNTS)]
 )
-"""Rows with many decisions in one value; and a row for each call with its shard, when this has
-something to decide next, and what the call has added to the counts."""
+"""Rows with many decisions in one value; and a row for each call with its shard, the time of the
+shard's next decision, and the call's additions to the counts."""
 OUTPUT: Final = (
     "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, "
     "reason string, key string, "

@@ -54,8 +54,7 @@ class StreamQueue(ThresholdQueue):
 
 @dataclass(slots=True)
 class Pending:
-    """An operation that waits; or one that has ended, which is kept until its deadline to recognise
-    copies."""
+    """A waiting operation; or an ended one, kept until its deadline to recognize copies."""
 
     deadline: int
     mode: str = ""

@@ -3,12 +3,12 @@
 
 Each value that Spark hands to Python costs more than the decision about it. So rows come and go
 packed, see `_packing`, and state is kept in pages, see `_state`. A call reads each page once at
-most, and at its end writes those that have changed.
+most, and at its end writes the changed pages.
 
     variable     content
     shard        counts, the slices of the event queue, the instant of the timer
-    operations   by id, in pages: operations that wait, and the ids of those that have ended before
-                 their deadline
+    operations   by id, in pages: waiting operations, and the ids of operations that have ended
+                 before their deadline
     lines        by key, in pages: the value and the queue of a key
     agenda       the event queue: chunks of events, by slice
 

@@ -37,8 +37,8 @@ class Kafka:
         values: `json` or `binary`, which is what `_messages` describes.
         per_batch: how many records of a topic are read in a batch at most; by default all that are
             there.
-        options: of Spark's Kafka source and sink; those that begin with `kafka.` are for Kafka's
-            own clients.
+        options: options of Spark's Kafka source and sink; names with the prefix `kafka.` are for
+            Kafka's own clients.
     """
 
     servers: str
