@@ -4,7 +4,8 @@ The event loop counts seconds in floats, the wheel counts ticks in integers. A d
 *up* to the next tick and the present is rounded *down* to the last one, so that the deadlines of a
 tick are due when it has begun:
 
-    tick = 0.001    deadline 7.0423 s -> due tick 7043      now 7.0429 s -> tick 7042      tick 7043 -> 7.043 s
+    tick = 0.001    deadline 7.0423 s -> due tick 7043    now 7.0429 s -> tick 7042
+                    tick 7043 -> 7.043 s
 
 Floats make this delicate (Kafka counts integer milliseconds). uvloop's clock shows whole
 milliseconds, n / 1000, and 0.001 * n is often another float: `int(now * 1000)` misses some 1 of 200

@@ -264,7 +264,8 @@ class IdleTracker(Generic[Id]):
         if self._observers is not None:
             last_seen = entry._timer_deadline - self._timeout
             self._observers.ended(
-                entry, self._name, "id", (id_,), last_seen, self._time(), self._timeout, EXPIRED, Cause.DEADLINE, 1, None
+                entry, self._name, "id", (id_,), last_seen, self._time(), self._timeout, EXPIRED,
+                Cause.DEADLINE, 1, None
             )  # fmt: skip
 
     def _forget(self, entry: _TrackedId[Id]) -> None:

@@ -7,7 +7,7 @@ of a larger level only every n-th bucket is read, and the result is scaled up. O
 sampled at the front of buckets and of watch lists. Both are in order of arrival, so the front has
 the oldest operations; and the more watchers a key has, the more likely the sample includes it.
 
-    1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations    0.4 ms
+    1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations, 0.4 ms
 
 In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000.
 

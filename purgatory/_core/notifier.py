@@ -155,7 +155,8 @@ class OperationNotifier:
         observers.notify_ended(
             (
                 self._name, kind, keys if type(keys) is tuple else (keys,), record.started_at, now,
-                None if timeout is None or isinf(timeout) else timeout, state, cause, key, failed_tries,
+                None if timeout is None or isinf(timeout) else timeout, state, cause, key,
+                failed_tries,
                 cause is Cause.DEADLINE and state is COMPLETED, exception, id(operation),
             )
         )  # fmt: skip

@@ -112,7 +112,8 @@ class ObserverGroup:
         """Notifies of the end of a wait or a timer; for objects without a dispatcher. For the
         arguments see `Ended`; an infinite timeout is none."""
         fields = (
-            purgatory, kind, keys, started_at, ended_at, None if timeout == inf else timeout, state, cause,
+            purgatory, kind, keys, started_at, ended_at, None if timeout == inf else timeout, state,
+            cause,
             keys[0] if cause is Cause.KEY else None, failed_tries, False, exception, id(thing),
         )  # fmt: skip
         self.notify_in_order(self.notify_ended, fields)

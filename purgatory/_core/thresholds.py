@@ -714,7 +714,8 @@ class ThresholdPurgatory(Generic[K, V]):
             state, error = CANCELLED, outcome.exception
         failed_tries = 1 + (state is EXPIRED and started_at < now)
         self._observers.ended(
-            waiter, self.name, KIND, (waiter.queue.key,), started_at, now, waiter.timeout, state, cause, failed_tries, error
+            waiter, self.name, KIND, (waiter.queue.key,), started_at, now, waiter.timeout, state, cause,
+            failed_tries, error
         )  # fmt: skip
 
     def _report(self, message: str, error: BaseException | None) -> None:

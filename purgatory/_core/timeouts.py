@@ -280,7 +280,7 @@ def timeout(delay: float | None) -> Timeout:
     """Limits the time that the body of an `async with` may take. See `asyncio.timeout`.
 
         async with purgatory.timeout(10):
-            await long_running()                 # cancelled after ten seconds; the block then raises TimeoutError
+            await long_running()                 # cancelled after ten seconds: TimeoutError
 
     Args:
         delay: seconds from now; zero and less mean the next iteration of the loop, `None` and `inf`

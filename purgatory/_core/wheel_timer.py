@@ -303,7 +303,8 @@ class WheelTimer:
             return
         timeout = max(task.when() - started_at, 0.0)
         self._observers.ended(
-            task, self._name, KIND, (), started_at, self._time(), timeout, state, cause, int(state is EXPIRED), error
+            task, self._name, KIND, (), started_at, self._time(), timeout, state, cause,
+            int(state is EXPIRED), error
         )  # fmt: skip
 
     def _report(self, message: str, error: BaseException | None) -> None:

@@ -66,7 +66,8 @@ class PollNotifier:
         limit = None if timeout == inf else max(timeout, 0.0)
         failed_tries = 1 + (cause is Cause.DEADLINE)
         self._observers.notify_ended(
-            (self._name, KIND, (), started_at, get_running_loop().time(), limit, state, cause, None, failed_tries, False,
+            (self._name, KIND, (), started_at, get_running_loop().time(), limit, state, cause, None,
+             failed_tries, False,
              failure, id(poll))
         )  # fmt: skip
 

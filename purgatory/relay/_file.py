@@ -568,8 +568,8 @@ class FileStore:
             self._sockets.send(name, payload)
 
     def _publish(self, message: ChangeMessage, listeners: list[str]) -> None:
-        """Sends a change message. A message that is too large is split into parts, each with some of the
-        keys and as many positions."""
+        """Sends a change message. A message that is too large is split into parts, each with some of
+        the keys and as many positions."""
         payload = encode(message)
         if len(payload) > MAX_DATAGRAM:
             keys = list(message.versions)

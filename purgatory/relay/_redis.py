@@ -62,12 +62,14 @@ BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
 local epoch, position, began_on, floor = false, false, false, false
 if versions == 'hash' then
-    epoch, position, began_on, floor = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position', 'server', 'floor'))
+    epoch, position, began_on, floor =
+        unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position', 'server', 'floor'))
 end
 local info = redis.pcall('INFO', 'server')
 local server = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
 local function is_foreign()
-    if versions ~= 'hash' and versions ~= 'none' or order ~= 'zset' and order ~= 'none' then return true end
+    if versions ~= 'hash' and versions ~= 'none' then return true end
+    if order ~= 'zset' and order ~= 'none' then return true end
     if versions == 'hash' then return not epoch end
     return order == 'zset' and not redis.call('ZSCORE', KEYS[2], 'epoch')
 end
@@ -103,7 +105,8 @@ READ: Final = """
 -- further ARGV: since or '', limit of changes, names
 local changed = {}
 if ARGV[4] ~= '' and tonumber(ARGV[4]) < tonumber(position) then
-    changed = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
+    changed = redis.call(
+        'ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
 end
 local names = {}
 for i = 1, #changed, 2 do names[#names + 1] = changed[i] end
@@ -147,7 +150,8 @@ return {epoch, after, position, numbers}
 
 AGE: Final = """
 local time = redis.call('TIME')
-return {epoch, time[1] + time[2] / 1e6 .. '', position, redis.call('HGET', KEYS[1], 'samples') or '[]'}
+local samples = redis.call('HGET', KEYS[1], 'samples') or '[]'
+return {epoch, time[1] + time[2] / 1e6 .. '', position, samples}
 """
 
 FORGET: Final = """
@@ -156,8 +160,11 @@ FORGET: Final = """
 if ARGV[7] ~= '' and ARGV[7] ~= epoch then return 0 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'samples', ARGV[4]) end
 local names = {unpack(ARGV, 8)}
-if ARGV[5] ~= '' then names = redis.call('ZRANGEBYSCORE', KEYS[2], '0', ARGV[5], 'LIMIT', 0, ARGV[6]) end
-local highest, latest, count = tonumber(floor), tonumber(redis.call('HGET', KEYS[1], 'forgotten') or '0'), 0
+if ARGV[5] ~= '' then
+    names = redis.call('ZRANGEBYSCORE', KEYS[2], '0', ARGV[5], 'LIMIT', 0, ARGV[6])
+end
+local highest, count = tonumber(floor), 0
+local latest = tonumber(redis.call('HGET', KEYS[1], 'forgotten') or '0')
 for _, name in ipairs(names) do
     local version = redis.call('HGET', KEYS[1], name)
     if version then
@@ -169,7 +176,8 @@ for _, name in ipairs(names) do
     end
 end
 if count > 0 then
-    redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', highest), 'forgotten', string.format('%.0f', latest))
+    redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', highest),
+        'forgotten', string.format('%.0f', latest))
 end
 return count
 """
@@ -202,7 +210,9 @@ for i = 1, #KEYS do
         settled[i] = redis.call('GETRANGE', KEYS[i], 0, 15) == string.sub(value, 1, 16) and 1 or 0
     end
 end
-if #new > 0 then redis.call(ARGV[2], ARGV[1], '{"settled":[' .. table.concat(names, ',') .. ']}') end
+if #new > 0 then
+    redis.call(ARGV[2], ARGV[1], '{"settled":[' .. table.concat(names, ',') .. ']}')
+end
 for _, i in ipairs(new) do redis.call('SET', KEYS[i], ARGV[3 * i + 1], 'PX', ARGV[3 * i + 2]) end
 return settled
 """

@@ -66,7 +66,7 @@ class _Repr(Repr):
         return repr(x) if bits <= 3 * self.maxother else f"<int of {bits} bits>"
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """An object of another class; objects with the `repr` of a built-in are shortened likewise."""
+        """An object of another class; one with the `repr` of a built-in is shortened likewise."""
         for kind in (str, bytes, bytearray, tuple, frozenset, int):
             if isinstance(x, kind) and type(x).__repr__ is kind.__repr__:
                 shortened: str = getattr(self, f"repr_{kind.__name__}")(x, level)

@@ -3,8 +3,8 @@ problems in words.
 
 - ``rows.sql`` defines what DuckDB computes from rows; `purgatory.pipeline.spark` computes the same.
 - ``report.sql`` computes the rest from those sums, on both engines.
-- `_queries` reads both; `_duckdb` and `_spark` are the engines; `_tables` runs them and replaces the
-  earlier report.
+- `_queries` reads both; `_duckdb` and `_spark` are the engines; `_tables` runs them and replaces
+  the earlier report.
 - `_summary` has the lines that the page shows, `_window` the time that fits, `_durations` the
   waits; `_findings` the sentences.
 - `_page` is the page: `_data` has its numbers; the scripts and colours beside it do the rest.
