@@ -3,7 +3,7 @@
    Each function in the table TWINS is the twin of a Python function, its definition, which the
    table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
    definition is called with the same arguments. Twins use the objects of the Python classes: they
-   read and write the `__slots__`, at the offsets in Python's own descriptors. Four classes keep
+   read and write the `__slots__`, at the offsets in Python's own descriptors. Five classes keep
    some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object, so a twin
    checks the type of each value, or passes. During a call into Python it owns references to all
    objects that it uses afterwards; after the call it reads again all slots that may have
@@ -22,58 +22,42 @@
 
 #define CLASSES(X) /* name in C, module and name in Python */ \
     X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") \
-    X(Drain, "buckets.Drain") \
-    X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") \
-    X(LoopWheel, "loop_wheel.LoopTimingWheel") \
-    X(Task, "wheel_timer.TimerTask") X(Timer, "wheel_timer.WheelTimer") \
-    X(Timeout, "timeouts.Timeout") \
+    X(Drain, "buckets.Drain") X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") \
+    X(LoopWheel, "loop_wheel.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
+    X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
     X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
     X(Engine, "engine.Engine") X(Purgatory, "purgatory.Purgatory") \
     X(KeyCheck, "key_check.KeyCheck")
 
 #define FIELDS(X) \
-    X(Bucket, chunk) X(Bucket, number) \
-    X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
+    X(Bucket, chunk) X(Bucket, number) X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
     X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _rate) \
-    X(Wheel, _level1_rate) \
-    X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) X(Wheel, notify_empty) \
-    X(Wheel, _budget) X(Wheel, _expiring) \
-    X(Binding, time) \
-    X(Task, _callback) X(Task, _timer) \
-    X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) X(Timer, _starts) X(Timer, _max_pending) \
-    X(Timeout, _state) X(Timeout, _handle) \
-    X(Operation, _op_home) X(Operation, _op_links) X(Operation, _op_owner) \
-    X(Operation, _op_record) \
-    X(Operation, _op_result) X(Operation, _op_state) X(Operation, _op_timeout) \
-    X(Operation, _op_waiters) \
-    X(Dispatcher, current) X(Dispatcher, interrupted) X(Dispatcher, has_backlog) \
-    X(Dispatcher, finished) \
-    X(WatchChunk, first) X(WatchChunk, last) X(WatchChunk, after) X(WatchChunk, key) \
-    X(Watchers, by_key) \
-    X(Engine, by_key) X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) \
-    X(Engine, has_limits) X(Engine, inbox) X(Engine, is_debugging) \
-    X(Engine, loop) X(Engine, loop_wheel) X(Engine, notifier) X(Engine, time) X(Engine, watchers) \
-    X(Engine, wheel) \
-    X(Purgatory, _engine) \
-    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, completed) \
-    X(KeyCheck, key)
+    X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
+    X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
+    X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
+    X(Timer, _starts) X(Timer, _max_pending) X(Timeout, _state) X(Timeout, _handle) \
+    X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, interrupted) \
+    X(Dispatcher, has_backlog) X(Dispatcher, finished) X(WatchChunk, first) X(WatchChunk, last) \
+    X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) X(Engine, by_key) \
+    X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) \
+    X(Engine, inbox) X(Engine, is_debugging) X(Engine, loop) X(Engine, loop_wheel) \
+    X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
+    X(Purgatory, _engine) X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) \
+    X(KeyCheck, completed) X(KeyCheck, key)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
-    X(running_loop) X(partial) X(CALLED) X(CREATED) \
-    X(PENDING) X(COMPLETED) X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) \
-    X(_set_exception) X(try_failed) X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
+    X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) X(EXPIRED) \
+    X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
+    X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
 
 #define NAMES(X) \
     X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) \
-    X(_unlink_chunk) \
-    X(keep_orphan) X(_remove_by_scan) \
-    X(claim) X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) \
-    X(set_result) \
-    X(cancelled) X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
+    X(_unlink_chunk) X(keep_orphan) X(_remove_by_scan) X(claim) X(check_idle_later) \
+    X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
+    X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
     X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
-    X(hint_similar_key) X(check) \
-    X(_count_missed_trigger) X(finish_batch)
+    X(hint_similar_key) X(check) X(_count_missed_trigger) X(finish_batch)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
@@ -86,13 +70,11 @@
     X(task_reschedule, 2, 2, "wheel_timer.TimerTask.reschedule") \
     X(timeout, 1, 1, "timeouts.timeout") \
     X(timeout_unschedule, 1, 1, "timeouts.Timeout._unschedule") \
-    X(watchers_remove_key, 3, 3, "watch_lists.Watchers.remove_key") \
     X(watchers_remove, 3, 3, "watch_lists.Watchers.remove") \
     X(watchers_join, 4, 4, "watch_lists.Watchers.join") \
     X(watchers_add, 3, 3, "watch_lists.Watchers.add") \
     X(engine_claim, 3, 3, "engine.Engine.claim") \
     X(engine_expire, 2, 2, "engine.Engine.expire") \
-    X(op_claim, 2, 2, "operation.claim") \
     X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
     X(op_run_hooks, 1, 1, "operation.run_hooks") \
     X(op_try_once, 3, 4, "operation.try_once") \
@@ -107,6 +89,10 @@
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
     X(check_try_remaining, 4, 4, "key_check.KeyCheck._try_remaining")
 
+#define TYPES(X) /* types of this module */ \
+    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(EngineBase) X(WatchersBase) \
+    X(IteratorType)
+
 typedef struct Twin Twin;
 
 typedef struct {
@@ -120,7 +106,8 @@ typedef struct {
     NAMES(DECLARE_NAME)
 #define DECLARE_TWIN(name, ...) Twin *name;
     TWINS(DECLARE_TWIN)
-    PyTypeObject *Twin_Type, *EntryBase, *ChunkBase, *EngineBase, *WatchersBase, *IteratorType;
+#define DECLARE_TYPE(name) PyTypeObject *name;
+    TYPES(DECLARE_TYPE)
     /* loop of the thread in which C calls a `try_complete`; borrowed, only compared */
     PyObject *hook_loop;
     unsigned long hook_thread;
@@ -141,7 +128,6 @@ static void PyErr_SetRaisedException(PyObject *error) {
 }
 #endif
 
-#define IS(operation, state) (AT(operation, Operation, _op_state) == st->state)
 #define AT(object, cls, field) (*(PyObject **)((char *)(object) + st->cls##_##field))
 
 /* ---- twins: callables that replace a Python function, and behave like it */
@@ -183,21 +169,13 @@ static PyObject *twin_getattr(PyObject *self, PyObject *name) {
     return PyObject_GetAttr(((Twin *)self)->python, name);
 }
 
-static PyObject *twin_doc(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyObject_GetAttrString(((Twin *)self)->python, "__doc__");
-}
-
-static PyObject *twin_module(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyObject_GetAttrString(((Twin *)self)->python, "__module__");
-}
-
-static PyObject *twin_wrapped(PyObject *self, void *Py_UNUSED(closure)) {
-    return Py_NewRef(((Twin *)self)->python);
+static PyObject *twin_attribute(PyObject *self, void *name) {
+    return PyObject_GetAttrString(((Twin *)self)->python, name);
 }
 
 /* by qualified name, as for functions */
 static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) {
-    return PyObject_GetAttrString(((Twin *)self)->python, "__qualname__");
+    return twin_attribute(self, "__qualname__");
 }
 
 static PyObject *twin_repr(PyObject *self) { return PyObject_Repr(((Twin *)self)->python); }
@@ -220,10 +198,11 @@ static void twin_dealloc(PyObject *self) {
 }
 
 static PyMemberDef twin_members[] = {
+    {"__wrapped__", T_OBJECT_EX, offsetof(Twin, python), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Twin, vectorcall), READONLY, NULL}, {0}};
 static PyGetSetDef twin_getset[] = {
-    {"__doc__", twin_doc, NULL, NULL, NULL}, {"__module__", twin_module, NULL, NULL, NULL},
-    {"__wrapped__", twin_wrapped, NULL, NULL, NULL}, {0}};
+    {"__doc__", twin_attribute, NULL, NULL, "__doc__"},
+    {"__module__", twin_attribute, NULL, NULL, "__module__"}, {0}};
 static PyMethodDef twin_methods[] = {{"__reduce__", twin_reduce, METH_NOARGS, NULL}, {0}};
 static PyType_Slot twin_slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, twin_bind}, {Py_tp_getattro, twin_getattr},
@@ -271,9 +250,17 @@ static inline int done(PyObject *result) {
 #define CALL0(object, name) PyObject_CallMethodNoArgs(object, st->s_##name)
 #define CALL(object, name, ...) PyObject_CallMethodObjArgs(object, st->s_##name, __VA_ARGS__, NULL)
 
+/* calls a function in C directly, without the cost of a call from Python */
+static PyObject *get_running_loop(State *st) {
+    PyObject *function = st->running_loop;
+    if (!PyCFunction_CheckExact(function) || PyCFunction_GET_FLAGS(function) != METH_NOARGS)
+        return PyObject_CallNoArgs(function);
+    return PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), NULL);
+}
+
 static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an exception */
     if (st->running_loop == NULL || loop == NULL) return 0;
-    PyObject *running = PyObject_CallNoArgs(st->running_loop);
+    PyObject *running = get_running_loop(st);
     if (running == NULL) return -1;
     Py_DECREF(running);
     return running == loop;
@@ -312,7 +299,7 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
 }
 
 static int has_room(Twin *self, Py_ssize_t size) { /* of a chunk; tests lower the global */
-    if (size < 2) return 1;
+    if (size < 2 || self == NULL) return size < 2;
     State *st = self->st;
     PyObject *globals = PyFunction_GET_GLOBALS(self->python);
     PyObject *capacity = PyDict_GetItemWithError(globals, st->s_CHUNK_CAPACITY);
@@ -335,7 +322,7 @@ typedef struct {
 } Chunk;
 struct Entry {
     PyObject_HEAD
-    PyObject *deadline;
+    double deadline; /* see get_time */
     Chunk *chunk;
     Entry *before, *after;
 };
@@ -363,31 +350,62 @@ static void unlink_entry(Entry *entry) {
     Py_DECREF(entry);
 }
 
+static PyObject *no_attribute(PyObject *self, const char *name) {
+    return PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '%s'",
+        Py_TYPE(self)->tp_name, name);
+}
+
+/* A time in seconds, in a field of C. NaN represents None. Zero represents a slot without a value,
+   because new memory is zero; so the time zero is stored as -0.0. */
+static inline double assigned(double time) { return time == 0.0 ? -0.0 : time; }
+static PyObject *get_time(PyObject *self, double time, const char *name) {
+    if (isnan(time)) Py_RETURN_NONE;
+    if (time == 0.0 && !signbit(time)) return no_attribute(self, name);
+    return PyFloat_FromDouble(time == 0.0 ? 0.0 : time);
+}
+static int set_time(double *field, PyObject *value) {
+    double time = value == NULL ? 0.0 : value == Py_None ? Py_NAN : PyFloat_AsDouble(value);
+    if (time == -1.0 && PyErr_Occurred()) return -1;
+    if (isnan(time) && value != Py_None) {
+        PyErr_SetString(PyExc_ValueError, "a time cannot be NaN");
+        return -1;
+    }
+    *field = value != NULL ? assigned(time) : time;
+    return 0;
+}
+static PyObject *entry_get_deadline(PyObject *self, void *Py_UNUSED(closure)) {
+    return get_time(self, DEADLINE(self), "_timer_deadline");
+}
+static int entry_set_deadline(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
+    return set_time(&DEADLINE(self), value);
+}
+
 static int entry_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(DEADLINE(self));
     return 0;
 }
-static int entry_clear(PyObject *self) {
-    Py_CLEAR(DEADLINE(self));
-    return 0;
-}
-static void entry_dealloc(PyObject *self) {
+/* frees an object of a base after it was cleared; `self` may be of a subclass */
+static void free_base(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    Py_XDECREF(DEADLINE(self));
     type->tp_free(self);
     Py_DECREF(type);
+}
+static void entry_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    free_base(self);
 }
 static PyObject *entry_get_chunk(PyObject *self, void *Py_UNUSED(closure)) {
     return get((PyObject *)CHUNK(self));
 }
 
 static struct PyModuleDef module_def;
-static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(closure)) {
+static State *state_of(PyObject *self) { /* NULL is an exception */
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
-    if (module == NULL) return -1;
-    State *st = PyModule_GetState(module);
+    return module == NULL ? NULL : PyModule_GetState(module);
+}
+static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(closure)) {
+    State *st = state_of(self);
+    if (st == NULL) return -1;
     if (chunk != NULL && chunk != Py_None && !PyObject_TypeCheck(chunk, st->ChunkBase)) {
         PyErr_SetString(PyExc_TypeError, "_timer_chunk must be a chunk, or None");
         return -1;
@@ -395,13 +413,12 @@ static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(clos
     if (CHUNK(self) != NULL && (PyObject *)CHUNK(self) != chunk) unlink_entry((Entry *)self);
     return 0;
 }
-static PyMemberDef entry_members[] =
-    {{"_timer_deadline", T_OBJECT_EX, offsetof(Entry, deadline), 0, NULL}, {0}};
-static PyGetSetDef entry_getset[] =
-    {{"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL}, {0}};
+static PyGetSetDef entry_getset[] = {
+    {"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL},
+    {"_timer_deadline", entry_get_deadline, entry_set_deadline, NULL, NULL}, {0}};
 static PyType_Slot entry_slots[] = {
-    {Py_tp_members, entry_members}, {Py_tp_getset, entry_getset}, {Py_tp_traverse, entry_traverse},
-    {Py_tp_clear, entry_clear}, {Py_tp_dealloc, entry_dealloc}, {0}};
+    {Py_tp_getset, entry_getset}, {Py_tp_traverse, entry_traverse},
+    {Py_tp_dealloc, entry_dealloc}, {0}};
 static PyType_Spec entry_spec = {
     "purgatory._core._kernel.Entry", sizeof(Entry), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, entry_slots};
@@ -419,25 +436,21 @@ static int chunk_clear(PyObject *self) {
     return 0;
 }
 static void chunk_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     chunk_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    free_base(self);
 }
 static Py_ssize_t chunk_length(PyObject *self) { return ((Chunk *)self)->size; }
 
 static int chunk_contains(PyObject *self, PyObject *entry) {
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
-    if (module == NULL) return -1;
-    State *st = PyModule_GetState(module);
+    State *st = state_of(self);
+    if (st == NULL) return -1;
     return PyObject_TypeCheck(entry, st->EntryBase) && CHUNK(entry) == (Chunk *)self;
 }
 /* deletes if `value` is NULL */
 static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) {
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
-    if (module == NULL) return -1;
-    State *st = PyModule_GetState(module);
+    State *st = state_of(self);
+    if (st == NULL) return -1;
     if (!PyObject_TypeCheck(entry, st->EntryBase)) {
         PyErr_SetString(PyExc_TypeError, "a chunk holds entries");
         return -1;
@@ -484,10 +497,9 @@ static PyType_Spec iterator_spec = {
 
 /* fails if the next entry has left, like a dictionary's */
 static PyObject *chunk_iter(PyObject *self) {
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
-    if (module == NULL) return NULL;
-    ChunkIterator *iterator =
-        PyObject_New(ChunkIterator, ((State *)PyModule_GetState(module))->IteratorType);
+    State *st = state_of(self);
+    if (st == NULL) return NULL;
+    ChunkIterator *iterator = PyObject_New(ChunkIterator, st->IteratorType);
     if (iterator == NULL) return NULL;
     iterator->chunk = (Chunk *)Py_NewRef(self);
     iterator->next = (Entry *)Py_XNewRef((PyObject *)((Chunk *)self)->first);
@@ -518,6 +530,116 @@ static PyType_Slot chunk_slots[] = {
 static PyType_Spec chunk_spec = {
     "purgatory._core._kernel.Chunk", sizeof(Chunk), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, chunk_slots};
+
+/* ---- BASE of operation.OperationSlots, the attributes of an operation
+
+   An operation loses its links before it gets a result, so both share a field. */
+
+enum { NEW, PENDING, COMPLETED, EXPIRED, CANCELLED }; /* NEW: before its `__init__` */
+enum { OWNER, WAITERS, RECORD, RARE, STATE = RARE, TIMEOUT, LINKS, RESULT };
+typedef struct {
+    Entry entry;
+    double timeout; /* see get_time */
+    PyObject *home, *links_or_result, *weakrefs;
+    PyObject **rare; /* the first RARE attributes, NULL for None; NULL if none was assigned */
+    char state, has_result;
+} Operation;
+#define OP(operation) ((Operation *)(operation))
+#define GET_RARE(operation, which) (OP(operation)->rare != NULL ? OP(operation)->rare[which] : NULL)
+#define IS(operation, is) (OP(operation)->state == (is))
+
+static PyObject *state_object(State *st, int state) { /* borrowed; NULL for NEW */
+    PyObject *objects[] = {NULL, st->PENDING, st->COMPLETED, st->EXPIRED, st->CANCELLED};
+    return objects[state];
+}
+static int state_number(State *st, PyObject *object) { /* NEW for another object */
+    for (int state = CANCELLED; object != NULL && state > NEW; state--)
+        if (object == state_object(st, state)) return state;
+    return NEW;
+}
+static inline PyObject *links_of(State *st, PyObject *operation) { /* borrowed */
+    PyObject *links = OP(operation)->links_or_result;
+    return OP(operation)->has_result || links == NULL ? st->UNWATCHED : links;
+}
+static inline void set_links(PyObject *operation, PyObject *links) {
+    OP(operation)->has_result = 0;
+    Py_XSETREF(OP(operation)->links_or_result, Py_XNewRef(links));
+}
+static inline void set_result(PyObject *operation, PyObject *result) {
+    OP(operation)->has_result = 1;
+    Py_XSETREF(OP(operation)->links_or_result, Py_XNewRef(result));
+}
+
+static PyObject *op_get(PyObject *self, void *which) {
+    State *st = state_of(self);
+    Operation *op = OP(self);
+    if (st == NULL) return NULL;
+    if (op->state == NEW) return no_attribute(self, "_op_state");
+    if ((size_t)which == STATE) return get(state_object(st, op->state));
+    if ((size_t)which == TIMEOUT) return get_time(self, op->timeout, "_op_timeout");
+    if ((size_t)which == LINKS) return get(links_of(st, self));
+    if ((size_t)which == RESULT) return get(op->has_result ? op->links_or_result : st->NO_RESULT);
+    return get(GET_RARE(op, (size_t)which));
+}
+static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if `value` is NULL */
+    State *st = state_of(self);
+    Operation *op = OP(self);
+    if (st == NULL) return -1;
+    if ((size_t)which == STATE) {
+        int state = state_number(st, value);
+        if (state == NEW && value != NULL)
+            return PyErr_Format(PyExc_TypeError, "_op_state must be a state") == NULL ? -1 : 0;
+        op->state = (char)state;
+    } else if ((size_t)which == TIMEOUT) return set_time(&op->timeout, value);
+    else if ((size_t)which == LINKS) {
+        if (value == NULL) value = st->UNWATCHED;
+        if (value != st->UNWATCHED || !op->has_result) set_links(self, value);
+    } else if ((size_t)which == RESULT) {
+        if (value != NULL && value != st->NO_RESULT) set_result(self, value);
+        else if (op->has_result) set_links(self, st->UNWATCHED);
+    } else {
+        if (value == Py_None) value = NULL;
+        if (op->rare == NULL && value != NULL) op->rare = PyMem_Calloc(RARE, sizeof(PyObject *));
+        if (op->rare != NULL) Py_XSETREF(op->rare[(size_t)which], Py_XNewRef(value));
+        else if (value != NULL) return PyErr_NoMemory() == NULL ? -1 : 0;
+    }
+    return 0;
+}
+static int op_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(OP(self)->home);
+    Py_VISIT(OP(self)->links_or_result);
+    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++) Py_VISIT(OP(self)->rare[i]);
+    return 0;
+}
+static int op_clear(PyObject *self) {
+    Py_CLEAR(OP(self)->home);
+    Py_CLEAR(OP(self)->links_or_result);
+    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++) Py_CLEAR(OP(self)->rare[i]);
+    return 0;
+}
+static void op_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    if (OP(self)->weakrefs != NULL) PyObject_ClearWeakRefs(self);
+    op_clear(self);
+    PyMem_Free(OP(self)->rare);
+    free_base(self);
+}
+static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python takes 16 bytes */
+    {"_op_home", T_OBJECT_EX, offsetof(Operation, home), 0, NULL},
+    {"__weakref__", T_OBJECT, offsetof(Operation, weakrefs), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Operation, weakrefs), READONLY, NULL}, {0}};
+#define ATTRIBUTE(name, which) {name, op_get, op_set, NULL, (void *)(size_t)which}
+static PyGetSetDef op_getset[] = {
+    ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_links", LINKS),
+    ATTRIBUTE("_op_result", RESULT), ATTRIBUTE("_op_owner", OWNER),
+    ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
+static PyType_Slot op_slots[] = {
+    {Py_tp_members, op_members}, {Py_tp_getset, op_getset}, {Py_tp_traverse, op_traverse},
+    {Py_tp_clear, op_clear}, {Py_tp_dealloc, op_dealloc}, {0}};
+static PyType_Spec op_spec = {
+    "purgatory._core._kernel.Operation", sizeof(Operation), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
 
 /* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each
    change */
@@ -553,54 +675,68 @@ static PyType_Spec watchers_spec = {
 
 #define ROUND_UP 0.999
 
+/* For functions that return 1, 0, or -1 for an exception: the definition has to do it. */
+#define PASSED 2
+
 /* wheel.TimingWheel.add(self, entry, when, now) */
-static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *wheel = a[0], *entry = a[1], *when = a[2], *now = a[3];
-    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry) || !is_float(when)
-        || !is_float(now)) return PASS;
+static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, double now) {
     PyObject *end = AT(wheel, Wheel, _level0_end);
-    if (!is_float(end)) return PASS;
-    double at = PyFloat_AS_DOUBLE(when);
+    if (!is_float(end)) return PASSED;
     int is_far = at > PyFloat_AS_DOUBLE(end);
-    if (!is_far && !(at > PyFloat_AS_DOUBLE(now))) return PASS; /* overdue, or NaN */
+    if (!is_far && !(at > now)) return PASSED; /* overdue, or NaN */
     PyObject *rate = is_far ? AT(wheel, Wheel, _level1_rate) : AT(wheel, Wheel, _rate);
-    if (!is_float(rate)) return PASS;
+    if (!is_float(rate)) return PASSED;
     double number = floor(at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP));
-    if (!(fabs(number) < 9e18)) return PASS;
+    if (!(fabs(number) < 9e18)) return PASSED;
     PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
     PyObject *bucket = *recent, *before = NULL;
     if (!is_a(bucket, st->Bucket) || !is_number(AT(bucket, Bucket, number), (long long)number)) {
         PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets)
             : AT(wheel, Wheel, _level0_buckets);
-        if (buckets == NULL || !PyDict_CheckExact(buckets)) return PASS;
+        if (buckets == NULL || !PyDict_CheckExact(buckets)) return PASSED;
         PyObject *key = PyLong_FromLongLong((long long)number);
-        if (key == NULL) return NULL;
+        if (key == NULL) return -1;
         bucket = PyDict_GetItemWithError(buckets, key);
         Py_DECREF(key);
-        if (!is_a(bucket, st->Bucket)) return PyErr_Occurred() ? NULL : PASS;
+        if (!is_a(bucket, st->Bucket)) return PyErr_Occurred() ? -1 : PASSED;
         before = *recent;
         *recent = Py_NewRef(bucket);
     }
-    PyObject *chunk = AT(bucket, Bucket, chunk), *result = PASS;
-    if (is_a(chunk, st->Chunk) && CHUNK(entry) == NULL && has_room(self, ((Chunk *)chunk)->size)) {
+    PyObject *chunk = AT(bucket, Bucket, chunk);
+    int result = PASSED;
+    if (is_a(chunk, st->Chunk) && CHUNK(entry) == NULL
+        && has_room(st->wheel_add, ((Chunk *)chunk)->size)) {
         link_entry((Chunk *)chunk, (Entry *)entry);
-        put(&DEADLINE(entry), when);
-        result = Py_NewRef(Py_None);
+        DEADLINE(entry) = assigned(at);
+        result = 1;
     }
     Py_XDECREF(before); /* last, because it may run a finalizer */
     return result;
 }
+static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_a(a[0], st->Wheel) || !is_kind_of(a[1], st->Entry) || !is_float(a[2])
+        || !is_float(a[3])) return PASS;
+    int added = add_entry(st, a[0], a[1], PyFloat_AS_DOUBLE(a[2]), PyFloat_AS_DOUBLE(a[3]));
+    return added == PASSED ? PASS : added < 0 ? NULL : Py_NewRef(Py_None);
+}
+/* `now` is a float */
+static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when, PyObject *now) {
+    int added = is_a(wheel, st->Wheel)
+        ? add_entry(st, wheel, entry, when, PyFloat_AS_DOUBLE(now)) : PASSED;
+    if (added != PASSED) return added < 0 ? -1 : 0;
+    PyObject *at = PyFloat_FromDouble(when);
+    int failed = at == NULL || done(CALL(wheel, add, entry, at, now));
+    Py_XDECREF(at);
+    return failed ? -1 : 0;
+}
 
 /* wheel.TimingWheel.remove(self, entry) */
-static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *wheel = a[0], *entry = a[1];
-    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry)) return PASS;
+static int remove_entry(State *st, PyObject *wheel, PyObject *entry) { /* 0 if it is in no wheel */
     Chunk *chunk = CHUNK(entry);
     PyObject *on_empty = AT(wheel, Wheel, _on_empty), *notify = AT(wheel, Wheel, notify_empty);
-    if (chunk == NULL) return Py_NewRef(Py_False);
-    if (on_empty == NULL || notify == NULL || !PyBool_Check(notify)) return PASS;
+    if (chunk == NULL) return 0;
+    if (on_empty == NULL || notify == NULL || !PyBool_Check(notify)) return PASSED;
     int calls = chunk->size == 1 && notify == Py_True, failed = 0;
     if (calls) Py_INCREF(on_empty);
     unlink_entry((Entry *)entry);
@@ -608,7 +744,21 @@ static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
         failed = done(PyObject_CallNoArgs(on_empty));
         Py_DECREF(on_empty);
     }
-    return failed ? NULL : Py_NewRef(Py_True);
+    return failed ? -1 : 1;
+}
+static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_a(a[0], st->Wheel) || !is_kind_of(a[1], st->Entry)) return PASS;
+    int removed = remove_entry(st, a[0], a[1]);
+    return removed == PASSED ? PASS : removed < 0 ? NULL : PyBool_FromLong(removed);
+}
+static int remove_from_wheel(State *st, PyObject *wheel, PyObject *entry) {
+    int removed = is_a(wheel, st->Wheel) ? remove_entry(st, wheel, entry) : PASSED;
+    if (removed != PASSED) return removed;
+    PyObject *answer = CALL(wheel, remove, entry);
+    removed = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    return removed;
 }
 
 /* Calls the twin, or, if it passes, the Python method of that name. */
@@ -656,13 +806,11 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
     }
     PyObject *entry = next_entry(st, drain);
     if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *deadline = DEADLINE(entry);
-    if (!is_float(deadline) || !(PyFloat_AS_DOUBLE(deadline) <= PyFloat_AS_DOUBLE(now)))
-        return PASS;
-    PyObject *args[] = {wheel, Py_NewRef(entry)};
+    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(now))) return PASS;
+    Py_INCREF(entry);
     if (add_to(&AT(wheel, Wheel, _budget), -1) == 0
-        && call(st->wheel_remove, st->s_remove, args, 2) == 0) return args[1];
-    Py_DECREF(args[1]);
+        && remove_from_wheel(st, wheel, entry) >= 0) return entry;
+    Py_DECREF(entry);
     return NULL;
 }
 
@@ -677,7 +825,7 @@ static int timer_is_plain(State *st, PyObject *timer) {
 }
 
 static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int is_delay) {
-    PyObject *timer = a[0], *when = NULL, *task = NULL, *result = NULL;
+    PyObject *timer = a[0], *task = NULL, *result = NULL;
     if (!is_float(a[1]) || st->Task == NULL || st->partial == NULL) return PASS;
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
@@ -691,16 +839,15 @@ static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int i
         result = PASS;
         goto out;
     }
-    when = is_delay ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + at) : Py_NewRef(a[1]);
-    if (when == NULL || (task = st->Task->tp_alloc(st->Task, 0)) == NULL) goto out;
+    if (is_delay) at += PyFloat_AS_DOUBLE(now);
+    if ((task = st->Task->tp_alloc(st->Task, 0)) == NULL) goto out;
     AT(task, Task, _timer) = Py_NewRef(timer);
     AT(task, Task, _callback) = count == 3 ? Py_NewRef(a[2]) :
         PyObject_Vectorcall(st->partial, a + 2, (size_t)(count - 2), NULL);
     if (AT(task, Task, _callback) == NULL) goto out;
-    PyObject *args[] = {wheel, task, when, now};
-    if (call(st->wheel_add, st->s_add, args, 4) == 0) result = Py_NewRef(task);
+    if (add_to_wheel(st, wheel, task, at, now) == 0) result = Py_NewRef(task);
 out:
-    Py_XDECREF(task); Py_XDECREF(when); Py_XDECREF(now);
+    Py_XDECREF(task); Py_XDECREF(now);
     Py_DECREF(wheel);
     return result;
 }
@@ -725,12 +872,10 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     PyObject *callback = Py_NewRef(AT(task, Task, _callback)),
         *wheel = Py_NewRef(AT(timer, Timer, _wheel));
     put(&AT(task, Task, _callback), Py_None);
-    PyObject *args[] = {wheel, task};
-    PyObject *removed = call_method(st->wheel_remove, st->s_remove, args, 2);
-    int truth = removed == NULL ? -1 : PyObject_IsTrue(removed);
-    if (truth == 0) truth = callback != Py_None && callback != st->CALLED;
-    Py_XDECREF(removed); Py_DECREF(callback); Py_DECREF(wheel);
-    return truth < 0 ? NULL : PyBool_FromLong(truth);
+    int removed = remove_from_wheel(st, wheel, task);
+    if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
+    Py_DECREF(callback); Py_DECREF(wheel);
+    return removed < 0 ? NULL : PyBool_FromLong(removed);
 }
 
 /* wheel_timer.TimerTask.reschedule(self, when), to a later time */
@@ -745,13 +890,12 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = PyObject_CallNoArgs(time);
     Py_DECREF(time);
     if (now == NULL) return NULL;
-    PyObject *deadline = DEADLINE(task);
-    int is_later = is_float(now) && is_float(deadline) && CHUNK(task) != NULL
-        && PyFloat_AS_DOUBLE(a[1]) >= PyFloat_AS_DOUBLE(deadline)
-        && PyFloat_AS_DOUBLE(a[1]) > PyFloat_AS_DOUBLE(now);
+    double when = PyFloat_AS_DOUBLE(a[1]);
+    int is_later = is_float(now) && CHUNK(task) != NULL && when >= DEADLINE(task)
+        && when > PyFloat_AS_DOUBLE(now);
     Py_DECREF(now);
     if (!is_later) return PASS;
-    put(&DEADLINE(task), a[1]);
+    DEADLINE(task) = assigned(when);
     return Py_NewRef(Py_None);
 }
 
@@ -782,7 +926,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     if (made != NULL) {
         AT(made, Timeout, _state) = Py_NewRef(st->CREATED);
         AT(made, Timeout, _handle) = Py_NewRef(Py_None);
-        DEADLINE(made) = Py_NewRef(when);
+        AT(made, Timeout, _when) = Py_NewRef(when);
     }
     Py_DECREF(now);
     Py_XDECREF(when);
@@ -794,10 +938,10 @@ static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t P
     State *st = self->st;
     PyObject *wheel = is_a(a[0], st->Timeout) && CHUNK(a[0]) != NULL ? CHUNK(a[0])->wheel : NULL;
     if (wheel == NULL) return PASS;
-    PyObject *args[] = {Py_NewRef(wheel), a[0]};
-    int failed = call(st->wheel_remove, st->s_remove, args, 2);
+    Py_INCREF(wheel);
+    int removed = remove_from_wheel(st, wheel, a[0]);
     Py_DECREF(wheel);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return removed < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- watch lists */
@@ -826,18 +970,16 @@ static int is_whole(State *st, PyObject *watchers) {
 }
 
 /* watch_lists.Watchers.remove_key(self, waiting, key) */
-static PyObject *watchers_remove_key(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *watchers = a[0], *waiting = a[1], *key = a[2], *found = NULL;
-    if (!is_whole(st, watchers)) return PASS;
-    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject *key) {
+    if (!is_whole(st, watchers)) return done(CALL(watchers, remove_key, waiting, key));
+    PyObject *found = NULL, *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
     if (pop(st, by_key, key, &found)) Py_XSETREF(found, PyErr_GetRaisedException());
     Py_DECREF(by_key);
     int failed = 0;
     if (found != waiting)
         failed = done(CALL(watchers, keep_orphan, waiting, key, found ? found : Py_None));
     Py_XDECREF(found);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return failed;
 }
 
 /* watch_lists.Watchers._unlink_chunk(self, chunk), of a chain of one */
@@ -846,8 +988,8 @@ static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
         || PyDict_GET_SIZE(chunk) != 0 || AT(chunk, WatchChunk, key) == NULL)
         return done(CALL(watchers, _unlink_chunk, chunk));
     put(&AT(chunk, WatchChunk, last), Py_None);
-    PyObject *key = Py_NewRef(AT(chunk, WatchChunk, key)), *args[] = {watchers, chunk, key};
-    int failed = call(st->watchers_remove_key, st->s_remove_key, args, 3);
+    PyObject *key = Py_NewRef(AT(chunk, WatchChunk, key));
+    int failed = remove_key(st, watchers, chunk, key);
     Py_DECREF(key);
     return failed;
 }
@@ -871,10 +1013,8 @@ static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         PyObject *link = PyTuple_GET_ITEM(links, i);
         PyObject *chunk = is_a(link, st->WatchChunk) ? link : PyDict_GetItemWithError(by_key, link);
         int is_lost = 1;
-        if (chunk == operation) { /* its only watcher */
-            PyObject *args[] = {watchers, operation, link};
-            is_lost = call(st->watchers_remove_key, st->s_remove_key, args, 3);
-        } else if (is_a(chunk, st->WatchChunk)) {
+        if (chunk == operation) is_lost = remove_key(st, watchers, operation, link);
+        else if (is_a(chunk, st->WatchChunk)) {
             Py_INCREF(chunk);
             is_lost = PyDict_DelItem(chunk, operation)
                 || (PyDict_GET_SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk));
@@ -938,7 +1078,7 @@ static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     else if (error == NULL) {
         COUNTS(watchers)->pending++;
         COUNTS(watchers)->extra_keys += at - 1;
-        put(&AT(operation, Operation, _op_links), joined);
+        set_links(operation, joined);
     } else {
         PyObject *args[] = {watchers, operation, joined};
         COUNTS(watchers)->extra_keys += at - 1;
@@ -952,8 +1092,9 @@ static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
 
 /* ---- the life of an operation */
 
-static int is_observed(State *st, PyObject *operation) {
-    return AT(operation, Operation, _op_record) != Py_None;
+static int is_observed(PyObject *operation) { return GET_RARE(operation, RECORD) != NULL; }
+static int is_awaited(PyObject *operation) {
+    return GET_RARE(operation, OWNER) != NULL || GET_RARE(operation, WAITERS) != NULL;
 }
 
 /* Calls `function` with the raised exception, which is also the handled one, as in an `except`
@@ -971,79 +1112,63 @@ static int handle(PyObject *function, PyObject *operation, int is_kept) {
     return failed;
 }
 
-/* engine.Engine.claim(self, operation, state) */
-static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *engine = a[0], *operation = a[1], *state = a[2];
-    if (!is_a(engine, st->Engine) || !is_kind_of(operation, st->Operation)) return PASS;
-    if (!IS(operation, PENDING)) return Py_NewRef(Py_False);
+/* engine.Engine.claim(self, operation, state): 1 if this call was first */
+static int claim_in(State *st, PyObject *engine, PyObject *operation, int state) {
+    if (!is_a(engine, st->Engine) || state == NEW) return PASSED;
+    if (!IS(operation, PENDING)) return 0;
     EngineCounts *counts = (EngineCounts *)engine;
     PyObject *wheel = AT(engine, Engine, wheel), *watchers = AT(engine, Engine, watchers);
-    PyObject *links = AT(operation, Operation, _op_links);
-    PyObject *loop_wheel = AT(engine, Engine, loop_wheel);
-    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers) || links == NULL || loop_wheel == NULL)
-        return PASS;
+    PyObject *loop_wheel = AT(engine, Engine, loop_wheel), *links = links_of(st, operation);
+    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers) || loop_wheel == NULL
+        || st->UNWATCHED == NULL) return PASSED;
     Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links); Py_INCREF(loop_wheel);
-    put(&AT(operation, Operation, _op_state), state);
+    OP(operation)->state = (char)state;
     int failed = 0;
-    ++*(state == st->COMPLETED ? &counts->completed : state == st->EXPIRED ? &counts->expired
+    ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
         : &counts->cancelled);
-    if (CHUNK(operation) != NULL) {
-        PyObject *args[] = {wheel, operation};
-        failed = call(st->wheel_remove, st->s_remove, args, 2);
-    }
+    if (CHUNK(operation) != NULL) failed = remove_from_wheel(st, wheel, operation) < 0;
     if (!failed && links != st->UNWATCHED) {
         PyObject *args[] = {watchers, operation, links};
-        put(&AT(operation, Operation, _op_links), st->UNWATCHED);
+        set_links(operation, st->UNWATCHED);
         COUNTS(watchers)->pending--;
         if (PyTuple_CheckExact(links) || is_a(links, st->WatchChunk))
             failed = call(st->watchers_remove, st->s_remove, args, 3);
-        else failed = call(st->watchers_remove_key, st->s_remove_key, args, 3);
+        else failed = remove_key(st, watchers, operation, links);
         if (!failed && COUNTS(watchers)->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
             failed = done(CALL0(loop_wheel, check_idle_later));
     }
     Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links); Py_DECREF(loop_wheel);
-    return failed ? NULL : Py_NewRef(Py_True);
+    return failed ? -1 : 1;
+}
+static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_kind_of(a[1], st->Operation)) return PASS;
+    int won = claim_in(st, a[0], a[1], state_number(st, a[2]));
+    return won == PASSED ? PASS : won < 0 ? NULL : PyBool_FromLong(won);
 }
 
-/* 1 if this call set the state; -1 is an exception */
-static int claim(State *st, PyObject *operation, PyObject *state) {
+/* operation.claim(operation, state): 1 if this call was first; -1 is an exception */
+static int claim(State *st, PyObject *operation, int state) {
     if (!IS(operation, PENDING)) return 0;
-    PyObject *home = AT(operation, Operation, _op_home);
+    PyObject *home = OP(operation)->home;
     if (home == NULL || home == Py_None) {
-        put(&AT(operation, Operation, _op_state), state);
+        OP(operation)->state = (char)state;
         return 1;
     }
-    PyObject *args[] = {Py_NewRef(home), operation, state};
-    PyObject *won = call_method(st->engine_claim, st->s_claim, args, 3);
+    Py_INCREF(home);
+    int won = claim_in(st, home, operation, state);
+    if (won == PASSED) {
+        PyObject *answer = CALL(home, claim, operation, state_object(st, state));
+        won = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(answer);
+    }
     Py_DECREF(home);
-    int truth = won == NULL ? -1 : PyObject_IsTrue(won);
-    Py_XDECREF(won);
-    return truth;
+    return won;
 }
 
-/* Whether the `__init__` of an operation was called, and no slot is empty. */
-static int is_filled(State *st, PyObject *operation) {
-    PyObject *state = AT(operation, Operation, _op_state);
-    return state != NULL
-        && (state == st->PENDING || state == st->COMPLETED || state == st->EXPIRED
-        || state == st->CANCELLED)
-        && AT(operation, Operation, _op_home) != NULL && AT(operation, Operation, _op_links) != NULL
-        && AT(operation, Operation, _op_owner) != NULL
-        && AT(operation, Operation, _op_record) != NULL
-        && AT(operation, Operation, _op_result) != NULL
-        && AT(operation, Operation, _op_timeout) != NULL
-        && AT(operation, Operation, _op_waiters) != NULL && DEADLINE(operation) != NULL;
-}
+/* Whether it is an operation whose `__init__` was called. */
 static int is_made(State *st, PyObject *operation) {
-    return is_kind_of(operation, st->Operation) && is_filled(st, operation);
-}
-
-/* operation.claim(operation, state) */
-static PyObject *op_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!is_made(self->st, a[0])) return PASS;
-    int won = claim(self->st, a[0], a[1]);
-    return won < 0 ? NULL : PyBool_FromLong(won);
+    return is_kind_of(operation, st->Operation) && !IS(operation, NEW);
 }
 
 static int wake(PyObject *future, State *st) {
@@ -1058,39 +1183,35 @@ static int wake(PyObject *future, State *st) {
 static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_made(st, a[0])) return PASS;
-    PyObject *owner = AT(a[0], Operation, _op_owner), *waiters = AT(a[0], Operation, _op_waiters);
-    if (PyDict_CheckExact(waiters)) return PASS;
-    Py_INCREF(owner); Py_INCREF(waiters);
+    PyObject *owner = GET_RARE(a[0], OWNER), *waiters = GET_RARE(a[0], WAITERS);
+    if (waiters != NULL && PyDict_CheckExact(waiters)) return PASS;
+    Py_XINCREF(owner); Py_XINCREF(waiters);
     int failed = 0;
-    if (owner != Py_None) {
-        put(&AT(a[0], Operation, _op_owner), Py_None);
+    if (owner != NULL) {
+        Py_CLEAR(OP(a[0])->rare[OWNER]);
         failed = wake(owner, st);
     }
-    if (!failed && waiters != Py_None) {
-        put(&AT(a[0], Operation, _op_waiters), Py_None);
+    if (!failed && waiters != NULL) {
+        Py_CLEAR(OP(a[0])->rare[WAITERS]);
         failed = wake(waiters, st);
     }
-    Py_DECREF(owner); Py_DECREF(waiters);
+    Py_XDECREF(owner); Py_XDECREF(waiters);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
 /* operation.run_hooks(operation) */
 static int run_hooks(State *st, PyObject *operation) {
-    if (!is_filled(st, operation))
-        return done(PyObject_CallOneArg(st->op_run_hooks->python, operation));
-    if (IS(operation, CANCELLED) || AT(operation, Operation, _op_result) != st->NO_RESULT) return 0;
+    if (IS(operation, CANCELLED) || OP(operation)->has_result) return 0;
     PyObject *result = CALL0(operation, on_complete);
     if (result != NULL) {
-        put(&AT(operation, Operation, _op_result), result);
+        set_result(operation, result);
         Py_DECREF(result);
     } else if (handle(st->_set_exception, operation, 1)) return -1;
     if (IS(operation, EXPIRED)) {
         if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1))
             return -1;
     }
-    if (AT(operation, Operation, _op_owner) == Py_None
-        && AT(operation, Operation, _op_waiters) == Py_None) return 0;
-    return done(call_function(st->op_wake_waiters, &operation, 1));
+    return is_awaited(operation) ? done(call_function(st->op_wake_waiters, &operation, 1)) : 0;
 }
 static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!is_made(self->st, a[0]) || self->st->_set_exception == NULL
@@ -1102,7 +1223,7 @@ static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
 static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_made(st, a[0]) || st->op_run_hooks == NULL) return PASS;
-    PyObject *home = AT(a[0], Operation, _op_home);
+    PyObject *home = OP(a[0])->home;
     if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None))
         return PASS;
     return call_function(st->op_run_hooks, a, 1);
@@ -1128,9 +1249,9 @@ static int try_complete(State *st, PyObject *operation, PyObject *loop) {
 
 /* operation.try_once(home, operation, key, is_last=False); `operation` has the right type */
 static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *key, int is_last) {
-    PyObject *owner = AT(operation, Operation, _op_owner), *left = NULL;
-    int is_plain = is_filled(st, operation) && !is_observed(st, operation);
-    if (is_plain && owner != Py_None) {
+    PyObject *owner = GET_RARE(operation, OWNER), *left = NULL;
+    int is_plain = !IS(operation, NEW) && !is_observed(operation);
+    if (is_plain && owner != NULL) {
         Py_INCREF(owner);
         if ((left = CALL0(owner, cancelled)) != NULL) Py_DECREF(left);
         Py_DECREF(owner);
@@ -1142,7 +1263,7 @@ static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *ke
     if (IS(operation, PENDING)) {
         if (try_complete(st, operation, is_a(home, st->Engine) ? AT(home, Engine, loop) : NULL))
             return -1;
-        if (is_last && claim(st, operation, st->EXPIRED) < 0) return -1;
+        if (is_last && claim(st, operation, EXPIRED) < 0) return -1;
     }
     return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
 }
@@ -1211,7 +1332,7 @@ static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
     if (checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks)
         || !is_a(dispatcher, st->Dispatcher))
         return PASS;
-    PyObject *links = Py_NewRef(AT(operation, Operation, _op_links)), *result = NULL;
+    PyObject *links = Py_NewRef(links_of(st, operation)), *result = NULL;
     int was_pending = IS(operation, PENDING);
     Py_INCREF(dispatcher);
     put(&AT(dispatcher, Dispatcher, current), operation);
@@ -1245,7 +1366,7 @@ out:
 /* operation.DelayedOperation._timer_expired(self) */
 static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *home = is_made(st, a[0]) ? AT(a[0], Operation, _op_home) : NULL;
+    PyObject *home = is_made(st, a[0]) ? OP(a[0])->home : NULL;
     if (!is_a(home, st->Engine) || st->engine_expire == NULL) return PASS;
     PyObject *args[] = {Py_NewRef(home), a[0]};
     PyObject *result = call_function(st->engine_expire, args, 2);
@@ -1255,16 +1376,15 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
 
 /* operation.DelayedOperation.force_complete(self) */
 static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *operation = a[0];
     if (!is_made(st, operation)) return PASS;
-    PyObject *dispatcher =
-        dispatcher_of(st, AT(operation, Operation, _op_home), is_running_in_hook);
+    PyObject *dispatcher = dispatcher_of(st, OP(operation)->home, is_running_in_hook);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     int is_tried = is_being_tried(st, dispatcher, operation), won;
+    if (!is_tried && !has_stack()) return NULL;
     Py_INCREF(dispatcher);
-    won = claim(st, operation, st->COMPLETED);
+    won = claim(st, operation, COMPLETED);
     if (won == 1 && !is_tried && finish(st, dispatcher, operation)) won = -1;
     Py_DECREF(dispatcher);
     return won < 0 ? NULL : PyBool_FromLong(won);
@@ -1274,15 +1394,12 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!has_stack()) return NULL;
     State *st = self->st;
-    if (!is_made(st, a[0]) || is_observed(st, a[0]) || st->op_wake_waiters == NULL) return PASS;
+    if (!is_made(st, a[0]) || is_observed(a[0]) || st->op_wake_waiters == NULL) return PASS;
     PyObject *is_decided = CALL0(a[0], _op_is_decided);
     if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
     Py_DECREF(is_decided);
-    int won = claim(st, a[0], st->CANCELLED);
-    if (won == 1
-        && (AT(a[0], Operation, _op_owner) != Py_None
-        || AT(a[0], Operation, _op_waiters) != Py_None)
-        && done(call_function(st->op_wake_waiters, a, 1))) return NULL;
+    int won = claim(st, a[0], CANCELLED);
+    if (won == 1 && is_awaited(a[0]) && done(call_function(st->op_wake_waiters, a, 1))) return NULL;
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
 
@@ -1290,33 +1407,28 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
 static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     State *st = self->st;
     PyObject *operation = a[0], *timeout = count == 2 ? a[1] : Py_None;
-    if (!is_kind_of(operation, st->Operation) || AT(operation, Operation, _op_state) != NULL
-        || st->PENDING == NULL
-        || st->UNWATCHED == NULL || st->NO_RESULT == NULL) return PASS;
-    if (timeout != Py_None && !(is_float(timeout) && PyFloat_AS_DOUBLE(timeout) > 0.0)) return PASS;
-    put(&AT(operation, Operation, _op_timeout), timeout);
-    put(&DEADLINE(operation), Py_None);
-    put(&AT(operation, Operation, _op_state), st->PENDING);
-    put(&AT(operation, Operation, _op_home), Py_None);
-    put(&AT(operation, Operation, _op_links), st->UNWATCHED);
-    put(&AT(operation, Operation, _op_result), st->NO_RESULT);
-    put(&AT(operation, Operation, _op_owner), Py_None);
-    put(&AT(operation, Operation, _op_waiters), Py_None);
-    put(&AT(operation, Operation, _op_record), Py_None);
+    if (!is_kind_of(operation, st->Operation) || !IS(operation, NEW) || st->UNWATCHED == NULL)
+        return PASS;
+    double seconds = timeout == Py_None ? Py_NAN : is_float(timeout) ? PyFloat_AS_DOUBLE(timeout)
+        : is_int(timeout) ? PyLong_AsDouble(timeout) : -1.0;
+    if (seconds <= 0.0 || (isnan(seconds) && timeout != Py_None)) {
+        PyErr_Clear();
+        return PASS;
+    }
+    OP(operation)->timeout = seconds;
+    DEADLINE(operation) = Py_NAN;
+    OP(operation)->state = PENDING;
+    put(&OP(operation)->home, Py_None);
+    set_links(operation, st->UNWATCHED);
     return Py_NewRef(Py_None);
 }
 
-/* operation.DelayedOperation.on_complete(self) */
-static PyObject *op_on_complete(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a),
-    Py_ssize_t Py_UNUSED(count)) {
-    return Py_NewRef(Py_None);
-}
-
-/* operation.DelayedOperation.on_expiration(self) */
-static PyObject *op_on_expiration(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a),
-    Py_ssize_t Py_UNUSED(count)) {
-    return Py_NewRef(Py_None);
-}
+#define RETURNS_NONE(function) \
+    static PyObject *function(Twin *self, PyObject *const *a, Py_ssize_t count) { \
+        return (void)self, (void)a, (void)count, Py_NewRef(Py_None); \
+    }
+RETURNS_NONE(op_on_complete) /* operation.DelayedOperation.on_complete(self) */
+RETURNS_NONE(op_on_expiration) /* operation.DelayedOperation.on_expiration(self) */
 
 /* ---- the purgatory */
 
@@ -1327,7 +1439,7 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
     if (count == 1) {
         PyObject *key = Py_NewRef(
             PyTuple_CheckExact(keys) ? PyTuple_GET_ITEM(keys, 0) : PyList_GET_ITEM(keys, 0));
-        if (PyObject_Hash(key) == -1) Py_CLEAR(key);
+        if (!PyLong_CheckExact(key) && PyObject_Hash(key) == -1) Py_CLEAR(key);
         if (key == NULL || !PyTuple_CheckExact(key)) return key;
         PyObject *only = PyTuple_Pack(1, key);
         Py_DECREF(key);
@@ -1359,20 +1471,20 @@ static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watc
         Py_INCREF(by_key);
         PyObject *waiting = PyDict_SetDefault(by_key, watched, operation);
         if (waiting == NULL) failed = -1;
-        else if (waiting == operation) put(&AT(operation, Operation, _op_links), watched);
+        else if (waiting == operation) set_links(operation, watched);
         else {
             PyObject *args[] = {watchers, watched, Py_NewRef(waiting), operation};
             PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
             Py_DECREF(waiting);
-            if (link != NULL) put(&AT(operation, Operation, _op_links), link);
+            if (link != NULL) set_links(operation, link);
             failed = done(link);
         }
         Py_DECREF(by_key);
         if (!failed) COUNTS(watchers)->pending++;
     }
     if (!failed && !IS(operation, PENDING)) {
-        PyObject *args[] = {watchers, operation, get(AT(operation, Operation, _op_links))};
-        put(&AT(operation, Operation, _op_links), st->UNWATCHED);
+        PyObject *args[] = {watchers, operation, get(links_of(st, operation))};
+        set_links(operation, st->UNWATCHED);
         COUNTS(watchers)->pending--;
         failed = call(st->watchers_remove, st->s_remove, args, 3);
         Py_DECREF(args[2]);
@@ -1381,83 +1493,78 @@ static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watc
     return failed;
 }
 
+/* Whether operations of its class are compared by identity: by the slots, or checked before. */
+static int is_known(State *st, PyObject *operation) {
+    PyTypeObject *type = Py_TYPE(operation), *base = &PyBaseObject_Type;
+    if (type->tp_richcompare == base->tp_richcompare && type->tp_hash == base->tp_hash) return 1;
+    PyObject *is_known = PyObject_GetAttr(operation, st->s__op_is_known);
+    if (is_known == NULL) PyErr_Clear();
+    else Py_DECREF(is_known);
+    return is_known == Py_True;
+}
+
 /* purgatory.Purgatory.try_complete_else_watch(self, operation, keys) */
 static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!has_stack()) return NULL;
     State *st = self->st;
-    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *when = NULL,
-        *interrupted = NULL;
+    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *interrupted = NULL;
     /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
-    if (!is_made(st, operation)) return PASS;
-    PyObject *is_known = PyObject_GetAttr(operation, st->s__op_is_known);
-    if (is_known == NULL) PyErr_Clear();
-    else Py_DECREF(is_known);
-    if (is_known != Py_True) return PASS;
+    if (!is_made(st, operation) || !is_known(st, operation)) return PASS;
     PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
     PyObject *dispatcher = dispatcher_of(st, engine, is_running);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     PyObject *checks = AT(engine, Engine, checks), *wheel = AT(engine, Engine, wheel),
         *time = AT(engine, Engine, time);
     PyObject *outer = AT(dispatcher, Dispatcher, interrupted);
-    if (!is_filled(st, operation) || AT(operation, Operation, _op_home) != Py_None
-        || !IS(operation, PENDING)
-        || AT(operation, Operation, _op_waiters) != Py_None
-        || AT(engine, Engine, closed) != Py_False
+    if (OP(operation)->home != Py_None || !IS(operation, PENDING)
+        || GET_RARE(operation, WAITERS) != NULL || AT(engine, Engine, closed) != Py_False
         || AT(engine, Engine, notifier) != Py_None || checks == NULL || !PyDict_CheckExact(checks)
         || PyDict_GET_SIZE(checks) || wheel == NULL || time == NULL || !PyList_CheckExact(outer)
         || st->unique_keys == NULL || !can_try(st)) return PASS;
-    PyObject *timeout = AT(operation, Operation, _op_timeout), *deadline = DEADLINE(operation);
-    if ((timeout != Py_None && !is_float(timeout)) || (deadline != Py_None && !is_float(deadline)))
-        return PASS;
     Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(wheel); Py_INCREF(time); Py_INCREF(outer);
-    Py_INCREF(timeout); Py_INCREF(checks);
-    when = Py_NewRef(deadline);
+    Py_INCREF(checks);
     if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL)
         goto out;
     /* A key's own methods may have run a check, or watched the operation. */
-    if (!is_float(now) || PyDict_GET_SIZE(checks) || AT(operation, Operation, _op_home) != Py_None
+    if (!is_float(now) || PyDict_GET_SIZE(checks) || OP(operation)->home != Py_None
         || !IS(operation, PENDING) || AT(engine, Engine, closed) != Py_False) {
         result = PASS;
         goto out;
     }
-    if (timeout != Py_None)
-        Py_SETREF(when, PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(timeout)));
-    if (when == NULL) goto out;
-    int is_late = when != Py_None && PyFloat_AS_DOUBLE(when) <= PyFloat_AS_DOUBLE(now);
+    double timeout = OP(operation)->timeout; /* NaN: none, as in `when` */
+    double when = isnan(timeout) ? DEADLINE(operation) : PyFloat_AS_DOUBLE(now) + timeout;
+    int is_late = when <= PyFloat_AS_DOUBLE(now);
     interrupted = get(AT(dispatcher, Dispatcher, current));
-    put(&AT(operation, Operation, _op_home), engine);
     if (interrupted != Py_None && PyList_Append(outer, interrupted)) goto out;
+    put(&OP(operation)->home, engine);
     put(&AT(dispatcher, Dispatcher, current), operation);
     int failed = try_complete(st, operation, AT(engine, Engine, loop)), may_wait = 1;
     if (!failed && IS(operation, PENDING)) {
         if (is_late || AT(engine, Engine, has_limits) != Py_False) {
-            PyObject *answer = CALL(engine, may_wait, operation, when, now);
+            PyObject *until = get_time(operation, when, "_timer_deadline");
+            PyObject *answer = until == NULL ? NULL : CALL(engine, may_wait, operation, until, now);
             may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
-            Py_XDECREF(answer);
+            Py_XDECREF(until); Py_XDECREF(answer);
         }
         failed = may_wait < 0 || (may_wait && join(st, engine, operation, watched));
-        if (!failed && may_wait && when != Py_None && IS(operation, PENDING)) {
-            PyObject *args[] = {wheel, operation, when, now};
-            failed = call(st->wheel_add, st->s_add, args, 4);
+        if (!failed && may_wait && !isnan(when) && IS(operation, PENDING)) {
+            failed = add_to_wheel(st, wheel, operation, when, now);
             if (!failed && !IS(operation, PENDING))
-                failed = call(st->wheel_remove, st->s_remove, args, 2);
+                failed = remove_from_wheel(st, wheel, operation) < 0;
         }
     }
-    if (failed) {
-        PyObject *error = PyErr_GetRaisedException();
-        if (done(CALL(engine, undo_watch, operation))) Py_DECREF(error);
-        else PyErr_SetRaisedException(error);
-    }
+    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+    if (failed && done(CALL(engine, undo_watch, operation)))
+        Py_SETREF(error, PyErr_GetRaisedException());
     Py_ssize_t depth = PyList_GET_SIZE(outer);
     put(&AT(dispatcher, Dispatcher, current), interrupted);
-    if (interrupted != Py_None && depth) {
-        PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
-        if (PyList_SetSlice(outer, depth - 1, depth, NULL)) failed = -1;
-        else if (error != NULL) PyErr_SetRaisedException(Py_NewRef(error));
-        Py_XDECREF(error);
+    if (interrupted != Py_None && depth && PyList_SetSlice(outer, depth - 1, depth, NULL))
+        Py_XSETREF(error, PyErr_GetRaisedException());
+    if (error != NULL) {
+        PyErr_SetRaisedException(error);
+        goto out;
     }
-    if (failed) goto out;
     if (!IS(operation, PENDING)) {
         int is_cancelled = IS(operation, CANCELLED);
         if (is_cancelled ? done(CALL(engine, finish_newcomer, operation))
@@ -1469,9 +1576,9 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         && done(CALL0(dispatcher, run_backlog))) goto out;
     result = PyBool_FromLong(!IS(operation, PENDING));
 out:
-    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(when); Py_XDECREF(interrupted);
+    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(interrupted);
     Py_DECREF(engine); Py_DECREF(dispatcher); Py_DECREF(wheel); Py_DECREF(time); Py_DECREF(outer);
-        Py_DECREF(timeout); Py_DECREF(checks);
+    Py_DECREF(checks);
     return result;
 }
 
@@ -1549,7 +1656,7 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
             break;
         }
         if (!IS(operation, PENDING)) continue;
-        Py_XSETREF(links, Py_NewRef(AT(operation, Operation, _op_links)));
+        Py_XSETREF(links, Py_NewRef(links_of(st, operation)));
         put(&AT(dispatcher, Dispatcher, current), operation);
         failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, home, operation, key, 0);
         if (!failed && !IS(operation, PENDING)) {
@@ -1600,15 +1707,19 @@ static const struct {
     TWINS(TWIN_ROW)
 };
 static const struct {
-    const char *name; size_t type; PyType_Spec *spec; const char *slots;
+    const char *name; size_t type, parent; PyType_Spec *spec; const char *slots;
 } bases[] = {
     /* `copyreg` copies the attributes of these names, and refuses objects with more fields than
        names. The names with "-" represent the fields that are not copied. */
-    {"buckets.TimerEntry", offsetof(State, EntryBase), &entry_spec,
+    {"buckets.TimerEntry", offsetof(State, EntryBase), 0, &entry_spec,
     "_timer_chunk _timer_deadline -before -after"},
-    {"buckets.Chunk", offsetof(State, ChunkBase), &chunk_spec, "wheel _first -last -size"},
-    {"engine.Engine", offsetof(State, EngineBase), &engine_spec, "completed expired cancelled"},
-    {"watch_lists.Watchers", offsetof(State, WatchersBase), &watchers_spec, "pending _extra_keys"},
+    {"buckets.Chunk", offsetof(State, ChunkBase), 0, &chunk_spec, "wheel _first -last -size"},
+    {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
+    &op_spec,
+    "_op_home _op_links _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
+    {"engine.Engine", offsetof(State, EngineBase), 0, &engine_spec, "completed expired cancelled"},
+    {"watch_lists.Watchers", offsetof(State, WatchersBase), 0, &watchers_spec,
+    "pending _extra_keys"},
 };
 #define LENGTH(table) (sizeof(table) / sizeof((table)[0]))
 #define SLOT(at) ((PyObject **)((char *)st + (at)))
@@ -1630,6 +1741,8 @@ static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize
         return PyErr_Format(PyExc_TypeError, "expected a class and its name");
     for (size_t i = 0; i < LENGTH(classes); i++) {
         if (PyUnicode_CompareWithASCIIString(args[1], classes[i].name) != 0) continue;
+        if (classes[i].type == offsetof(State, Operation)
+            && !PyType_IsSubtype((PyTypeObject *)args[0], st->OperationBase)) continue;
         for (size_t j = 0; j < LENGTH(fields); j++) {
             if (fields[j].type != classes[i].type) continue;
             PyObject *slot = PyObject_GetAttrString(args[0], fields[j].name);
@@ -1701,7 +1814,8 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
 static PyMethodDef module_methods[] = {
     {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL},
     {"base", module_base, METH_O, NULL},
-    {"constants", module_constants, METH_O, NULL}, {"missing", module_missing, METH_NOARGS, NULL},
+    {"constants", module_constants, METH_O, NULL},
+    {"missing", module_missing, METH_NOARGS, NULL},
     {"twin", (PyCFunction)(void (*)(void))module_twin, METH_FASTCALL, NULL}, {0}};
 
 static int module_exec(PyObject *module) {
@@ -1713,8 +1827,9 @@ static int module_exec(PyObject *module) {
     if (st->IteratorType == NULL || st->Twin_Type == NULL) return -1;
     int failed = 0;
     for (size_t i = 0; i < LENGTH(bases) && !failed; i++) {
+        PyObject *parent = bases[i].parent ? *SLOT(bases[i].parent) : NULL;
         PyObject *base = *SLOT(bases[i].type) =
-            PyType_FromModuleAndSpec(module, bases[i].spec, NULL);
+            PyType_FromModuleAndSpec(module, bases[i].spec, parent);
         PyObject *names = base ? PyUnicode_FromString(bases[i].slots) : NULL;
         PyObject *slots = names ? PyUnicode_Split(names, NULL, -1) : NULL;
         failed = slots == NULL || PyObject_SetAttrString(base, "__slots__", slots);
@@ -1728,18 +1843,14 @@ static int module_exec(PyObject *module) {
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     State *st = PyModule_GetState(module);
 #define VISIT(name, ...) Py_VISIT(st->name);
-    CLASSES(VISIT) CONSTANTS(VISIT) TWINS(VISIT)
-    Py_VISIT(st->Twin_Type); Py_VISIT(st->EntryBase); Py_VISIT(st->ChunkBase);
-    Py_VISIT(st->EngineBase); Py_VISIT(st->WatchersBase); Py_VISIT(st->IteratorType);
+    CLASSES(VISIT) CONSTANTS(VISIT) TWINS(VISIT) TYPES(VISIT)
     return 0;
 }
 static int module_clear(PyObject *module) {
     State *st = PyModule_GetState(module);
 #define CLEAR(name, ...) Py_CLEAR(st->name);
 #define CLEAR_NAME(name) Py_CLEAR(st->s_##name);
-    CLASSES(CLEAR) CONSTANTS(CLEAR) TWINS(CLEAR) NAMES(CLEAR_NAME)
-    Py_CLEAR(st->Twin_Type); Py_CLEAR(st->EntryBase); Py_CLEAR(st->ChunkBase);
-    Py_CLEAR(st->EngineBase); Py_CLEAR(st->WatchersBase); Py_CLEAR(st->IteratorType);
+    CLASSES(CLEAR) CONSTANTS(CLEAR) TWINS(CLEAR) TYPES(CLEAR) NAMES(CLEAR_NAME)
     return 0;
 }
 static void module_free(void *module) { module_clear(module); }

@@ -91,7 +91,33 @@ class Home(Protocol):
 
 
 @fields
-class DelayedOperation(TimerEntry, ABC, Generic[R]):
+class OperationSlots(TimerEntry):
+    """The attributes of an operation. The kernel keeps them in fields of C."""
+
+    __slots__ = (
+        "__weakref__",
+        "_op_home",
+        "_op_links",
+        "_op_owner",
+        "_op_record",
+        "_op_result",
+        "_op_state",
+        "_op_timeout",
+        "_op_waiters",
+    )
+
+    _op_state: OperationState
+    _op_timeout: float | None
+    _op_home: Home | None
+    _op_links: object  # `watch_lists.WatchLinks`; an object has no attributes to misspell
+    _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
+    _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
+    _op_waiters: Future[None] | dict[Future[None], None] | None  # awaited by all other tasks
+    _op_record: Record | None  # for observers
+
+
+@fields
+class DelayedOperation(OperationSlots, ABC, Generic[R]):
     """An operation that cannot be answered yet: it waits for a condition or for its deadline,
     whichever comes first.
 
@@ -121,26 +147,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
             or has not been answered; nothing has changed.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_op_home",
-        "_op_links",
-        "_op_owner",
-        "_op_record",
-        "_op_result",
-        "_op_state",
-        "_op_timeout",
-        "_op_waiters",
-    )
-
-    _op_state: OperationState
-    _op_timeout: float | None
-    _op_home: Home | None
-    _op_links: object  # `watch_lists.WatchLinks`; an object has no attributes to misspell
-    _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
-    _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
-    _op_waiters: Future[None] | dict[Future[None], None] | None  # awaited by all other tasks
-    _op_record: Record | None  # for observers
+    __slots__ = ()
 
     @compiled
     def __init__(self, timeout: float | None = None, *, deadline: float | None = None) -> None:
@@ -371,7 +378,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
 
 Operation = DelayedOperation[Any]
 
-state_slot: Final[Any] = vars(DelayedOperation)["_op_state"]
+state_slot: Final[Any] = cast(Any, DelayedOperation)._op_state
 """Reads the state as it is stored, whatever attributes a subclass makes up."""
 
 if TYPE_CHECKING:
@@ -458,7 +465,6 @@ def try_failed(operation: Operation, error: BaseException) -> None:
 # -- ending
 
 
-@compiled
 def claim(operation: Operation, state: OperationState) -> bool:
     """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if
     another call was first."""

@@ -105,7 +105,7 @@ class Timeout(TimerEntry):
         ValueError, TypeError: on entering, if `when` is NaN, or no number.
     """
 
-    __slots__ = ("__weakref__", "_cancelling", "_handle", "_state", "_task")
+    __slots__ = ("__weakref__", "_cancelling", "_handle", "_state", "_task", "_when")
 
     _cancelling: int
     _handle: Handle | None
@@ -113,18 +113,19 @@ class Timeout(TimerEntry):
     _task: Task[Any]
     """Set only while it is entered: an exception of the task refers to the frame, which refers to
     the timeout, so this would make a cycle."""
+    _when: float | None
+    """The deadline, as it was given until it is entered."""
 
     def __init__(self, when: float | None) -> None:
         self._state = CREATED
-        self._timer_deadline = when
+        self._when = when
         self._timer_chunk = None
         self._handle = None
         """The callback that lets it expire in the next iteration, if the deadline has passed."""
 
     def when(self) -> float | None:
         """The deadline, in seconds of the loop's time; `None` if there is none."""
-        when: float | None = self._timer_deadline
-        return when
+        return self._when
 
     def reschedule(self, when: float | None) -> None:
         """Moves the deadline.
@@ -153,7 +154,7 @@ class Timeout(TimerEntry):
             )
         if when is None:
             self._unschedule()
-            self._timer_deadline = None
+            self._when = None
         else:
             self._schedule(seconds("when", when))
 
@@ -169,10 +170,10 @@ class Timeout(TimerEntry):
         task = current_task(loop)
         if task is None:
             raise RuntimeError("Timeout should be used inside a task")
-        when = self._timer_deadline
+        when = self._when
         if when is not None:
             if type(when) is not float:
-                when = seconds("when", when)
+                self._when = when = seconds("when", when)
             try:
                 loop_wheel = loop._purgatory_timeouts
             except AttributeError:
@@ -220,7 +221,7 @@ class Timeout(TimerEntry):
             if self._handle is not None:
                 self._handle.cancel()
                 self._handle = None
-        self._timer_deadline = when
+        self._when = when
 
     @compiled
     def _unschedule(self) -> None:
@@ -233,11 +234,7 @@ class Timeout(TimerEntry):
             self._handle = None
 
     def _timer_expired(self) -> None:
-        if (
-            self._state is not ENTERED
-            or self._timer_chunk is not None
-            or self._timer_deadline is None
-        ):
+        if self._state is not ENTERED or self._timer_chunk is not None or self._when is None:
             return  # a finalizer has rescheduled it, since it left the wheel
         self._handle = None
         self._state = EXPIRING
@@ -246,7 +243,7 @@ class Timeout(TimerEntry):
     def __repr__(self) -> str:
         if self._state is not ENTERED:
             return f"<Timeout [{self._state.value}]>"
-        when = self._timer_deadline
+        when = self._when
         return f"<Timeout [active] when={None if when is None else round(when, 3)}>"
 
 
@@ -328,7 +325,7 @@ async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
             timeout = seconds("timeout", timeout)
             if timeout <= 0.0:
                 return await _result_or_cancel(ensure_future(awaitable))
-            limit._timer_deadline = get_running_loop().time() + timeout
+            limit._when = get_running_loop().time() + timeout
         async with limit:
             return await awaitable
     finally:

@@ -320,7 +320,6 @@ class Watchers:
             chunk.last = None
             self.remove_key(chunk, chunk.key)
 
-    @compiled
     def remove_key(self, waiting: "Operation | Chunk", key: Hashable) -> None:
         """Removes a key with its entry from the lists."""
         found: Operation | Chunk | BaseException | None

@@ -249,6 +249,18 @@ def test_two_copies_of_package_share_a_loop():
     assert ended == [*packages]
 
 
+class Never(purgatory.DelayedOperation):
+    __slots__ = ("one", "two")
+
+    def try_complete(self):
+        return False
+
+
+@pytest.mark.skipif(not purgatory.COMPILED, reason="the kernel is left out")
+def test_operation_takes_at_most_128_bytes():
+    assert sys.getsizeof(Never(30.0)) <= 128
+
+
 @pytest.mark.skipif(not purgatory.COMPILED, reason="the kernel is left out")
 def test_module_of_other_sources_lets_twins_pass(monkeypatch):
     def unknown(value: int) -> int:

@@ -530,3 +530,26 @@ async def call_in_coroutine(function):
 
 async def outcome_or_raise(operation):
     return await operation
+
+
+class Arguments(DelayedOperation):
+    def __init__(self, *args, **kwargs):
+        super().__init__(kwargs.pop("timeout", None))
+        self.given = args, kwargs
+
+    def try_complete(self):
+        return False
+
+
+@pytest.mark.parametrize("seconds", [5, 5.0, True, 0, -3, 0.0, -0.0, 1e-300])
+async def test_deadline_is_float_whatever_was_given(purgatory, seconds):
+    for operation in (Arguments(timeout=seconds), Plain(seconds), Plain(deadline=seconds)):
+        purgatory.try_complete_else_watch(operation, ["key"])
+        assert type(operation.deadline) is float
+    with pytest.raises(ValueError, match="hold"):
+        Plain(10**400)
+
+
+class Plain(DelayedOperation):
+    def try_complete(self):
+        return False
