@@ -53,7 +53,7 @@
 
 #define NAMES(X) \
     X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) \
-    X(_unlink_chunk) X(keep_orphan) X(_remove_by_scan) X(claim) X(check_idle_later) \
+    X(_unlink_chunk) X(keep_orphan) X(_remove_by_scan) X(__init__) X(claim) X(check_idle_later) \
     X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
     X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
     X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
@@ -1423,6 +1423,41 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     return Py_NewRef(Py_None);
 }
 
+/* type.__call__(cls, ...), for classes of operations, without a tuple of the arguments. A class
+   with its own `__new__` or `__getattr__` gets `type.__call__` back. */
+static PyObject *construct(PyObject *cls, PyObject *const *args, size_t flags, PyObject *names) {
+    PyTypeObject *type = (PyTypeObject *)cls;
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    Py_ssize_t all = count + (names != NULL ? PyTuple_GET_SIZE(names) : 0);
+    PyObject *module = PyType_GetModuleByDef(type, &module_def), *stack[16];
+    if (module == NULL) return NULL;
+    if (type->tp_new != PyBaseObject_Type.tp_new || type->tp_getattro != PyObject_GenericGetAttr
+        || PyType_HasFeature(type, Py_TPFLAGS_IS_ABSTRACT) || all > 15) {
+        type->tp_vectorcall = NULL;
+        return PyObject_Vectorcall(cls, args, flags, names);
+    }
+    State *st = PyModule_GetState(module);
+    PyObject *operation = stack[0] = type->tp_alloc(type, 0);
+    if (operation == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < all; i++) stack[i + 1] = args[i];
+    PyObject *none = PyObject_VectorcallMethod(st->s___init__, stack, (size_t)count + 1, names);
+    if (none != NULL && none != Py_None)
+        PyErr_Format(PyExc_TypeError, "__init__() should return None, not '%.200s'",
+            Py_TYPE(none)->tp_name);
+    if (none != Py_None) Py_CLEAR(operation);
+    Py_XDECREF(none);
+    return operation;
+}
+
+/* constructs(cls): has C construct the instances of `cls` */
+static PyObject *module_constructs(PyObject *module, PyObject *cls) {
+    State *st = PyModule_GetState(module);
+    if (st->Operation != NULL && Py_IS_TYPE(cls, Py_TYPE(st->Operation))
+        && PyType_IsSubtype((PyTypeObject *)cls, st->Operation))
+        ((PyTypeObject *)cls)->tp_vectorcall = construct;
+    Py_RETURN_NONE;
+}
+
 #define RETURNS_NONE(function) \
     static PyObject *function(Twin *self, PyObject *const *a, Py_ssize_t count) { \
         return (void)self, (void)a, (void)count, Py_NewRef(Py_None); \
@@ -1814,7 +1849,7 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
 static PyMethodDef module_methods[] = {
     {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL},
     {"base", module_base, METH_O, NULL},
-    {"constants", module_constants, METH_O, NULL},
+    {"constructs", module_constructs, METH_O, NULL}, {"constants", module_constants, METH_O, NULL},
     {"missing", module_missing, METH_NOARGS, NULL},
     {"twin", (PyCFunction)(void (*)(void))module_twin, METH_FASTCALL, NULL}, {0}};
 

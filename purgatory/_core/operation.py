@@ -41,7 +41,7 @@ from purgatory._core.buckets import TimerEntry
 from purgatory._core.dispatcher import Dispatcher, running_dispatcher
 from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
 from purgatory._core.failure import Failure
-from purgatory._core.kernel import PYPY, compiled, constants, fields
+from purgatory._core.kernel import PYPY, compiled, constants, constructs, fields
 from purgatory._core.loop import report, require_stack, running_loop
 from purgatory._core.notifier import OperationNotifier, Record
 from purgatory._core.observers import Cause
@@ -208,6 +208,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         super().__init_subclass__(**kwargs)
         cls._op_is_known = False
         cls._op_require_identity()
+        constructs(cls)
 
     @classmethod
     def _op_require_identity(cls) -> None:

@@ -1,6 +1,7 @@
 """An operation alone: its result, its time, its hooks and their failures."""
 
 import asyncio
+from abc import abstractmethod
 from itertools import combinations, pairwise
 from math import inf, nan
 
@@ -539,6 +540,62 @@ class Arguments(DelayedOperation):
 
     def try_complete(self):
         return False
+
+
+class OwnNew(Arguments):
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls) if args else "another object"
+
+
+class OwnGetattr(Arguments):
+    def __getattr__(self, name):
+        return name
+
+
+@pytest.mark.parametrize("kind", [Arguments, OwnNew, OwnGetattr])
+def test_constructor_gets_all_arguments(kind):
+    for args in ((1,), (1, 2, 3), tuple(range(40))):
+        for kwargs in ({}, {"a": 1, "timeout": 3}):
+            operation = kind(*args, **kwargs)
+            kwargs.pop("timeout", None)
+            assert type(operation) is kind and operation.given == (args, kwargs)
+            assert operation.state is PENDING
+    assert OwnNew() == "another object"
+
+
+def test_constructor_refuses_what_type_call_refuses():
+    class Abstract(Arguments):
+        @abstractmethod
+        def missing(self): ...
+
+    class Returns(Arguments):
+        def __init__(self):
+            return 5  # noqa: PLE0101
+
+    class Raises(Arguments):
+        def __init__(self):
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match="abstract"):
+            Abstract()
+        with pytest.raises(TypeError, match="__init__\\(\\) should return None, not 'int'"):
+            Returns()
+        with pytest.raises(TypeError, match="positional argument"):
+            Returns(5)
+        with pytest.raises(ZeroDivisionError):
+            Raises()
+
+
+def test_constructor_follows_changes_of_class():
+    class Changes(Arguments):
+        pass
+
+    assert Changes(1).given == ((1,), {})
+    Changes.__init__ = DelayedOperation.__init__
+    assert not hasattr(Changes(2.0), "given")
+    Changes.__new__ = lambda cls, *args: "another object"
+    assert Changes(2.0) == "another object"
 
 
 @pytest.mark.parametrize("seconds", [5, 5.0, True, 0, -3, 0.0, -0.0, 1e-300])
