@@ -535,7 +535,7 @@ def test_delivery_in_a_transaction_counts_when_committed(
         connection = await asyncpg.connect(postgres.url)
         async with (
             Relay(postgres.url, prefix=prefix, timeout=TIMEOUT) as here,
-            Relay(postgres.url, prefix=prefix, timeout=0.3) as there,
+            Relay(postgres.url, prefix=prefix, timeout=2.0) as there,
         ):
             receiving = asyncio.create_task(there.receive("a", TIMEOUT))
             await waits(there)
