@@ -1494,7 +1494,7 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
 static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watched) {
     PyObject *watchers = AT(engine, Engine, watchers), *by_key = AT(engine, Engine, by_key);
     if (!is_whole(st, watchers) || by_key == NULL || !PyDict_CheckExact(by_key)) {
-        PyErr_SetString(PyExc_AttributeError, "watchers");
+        PyErr_SetString(PyExc_TypeError, "by_key must be a dictionary");
         return -1;
     }
     int failed = 0;
@@ -1556,7 +1556,9 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         || GET_RARE(operation, WAITERS) != NULL || AT(engine, Engine, closed) != Py_False
         || AT(engine, Engine, notifier) != Py_None || checks == NULL || !PyDict_CheckExact(checks)
         || PyDict_GET_SIZE(checks) || wheel == NULL || time == NULL || !PyList_CheckExact(outer)
-        || st->unique_keys == NULL || !can_try(st)) return PASS;
+        || !is_whole(st, AT(engine, Engine, watchers)) || AT(engine, Engine, by_key) == NULL
+        || !PyDict_CheckExact(AT(engine, Engine, by_key)) || st->unique_keys == NULL
+        || !can_try(st)) return PASS;
     Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(wheel); Py_INCREF(time); Py_INCREF(outer);
     Py_INCREF(checks);
     if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL)

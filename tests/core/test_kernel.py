@@ -261,6 +261,24 @@ def test_operation_takes_at_most_128_bytes():
     assert sys.getsizeof(Never(30.0)) <= 128
 
 
+def test_watch_lists_may_be_in_dict_subclass():
+    async def main():
+        one = purgatory.Purgatory()
+        engine = one._engine
+        engine.by_key = engine.watchers.by_key = type("Table", (dict,), {})()
+        alone, shared, other = Never(30.0), Never(30.0), Never(None)
+        one.try_complete_else_watch(alone, ["a"])
+        one.try_complete_else_watch(shared, ("b", "c"))
+        one.try_complete_else_watch(other, ["b"])
+        assert (one.pending, one.watched, sorted(one.keys())) == (3, 4, ["a", "b", "c"])
+        assert one.check_and_complete("a") == one.check_and_complete("b") == 0
+        one._check()
+        assert [each.force_complete() for each in (alone, shared, other)] == [True] * 3
+        assert (one.pending, one.watched, list(one.keys())) == (0, 0, [])
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(not purgatory.COMPILED, reason="the kernel is left out")
 def test_module_of_other_sources_lets_twins_pass(monkeypatch):
     def unknown(value: int) -> int:
