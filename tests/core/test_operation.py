@@ -16,6 +16,7 @@ from purgatory import (
     Purgatory,
     WrongLoop,
 )
+from purgatory._core.kernel import PYPY
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -576,10 +577,11 @@ def test_constructor_refuses_what_type_call_refuses():
         def __init__(self):
             raise ZeroDivisionError
 
+    returned = r"__init__\(\) should return None" + ("" if PYPY else ", not 'int'")
     for _ in range(2):
         with pytest.raises(TypeError, match="abstract"):
             Abstract()
-        with pytest.raises(TypeError, match="__init__\\(\\) should return None, not 'int'"):
+        with pytest.raises(TypeError, match=returned):
             Returns()
         with pytest.raises(TypeError, match="positional argument"):
             Returns(5)
