@@ -904,7 +904,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     State *st = self->st;
     if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL)
         return PASS;
-    PyObject *loop = PyObject_CallNoArgs(st->running_loop);
+    PyObject *loop = get_running_loop(st);
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;

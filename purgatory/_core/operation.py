@@ -166,7 +166,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         self._op_links = UNWATCHED
         self._op_result = NO_RESULT
         self._op_owner = self._op_waiters = None
-        self._op_record: Record | None = None
+        self._op_record: Record | None = None  # pyright would infer None alone
 
     def _op_require_unused(self) -> None:
         """Raises `OperationReused` if `__init__` was called before, and the operation is in use."""

@@ -49,7 +49,7 @@ class RelayStatistics:
     since: float
     """Loop time at which `is_connected` last changed."""
     received: int
-    """Number of versions received in messages, including its own and those of keys without a waiter
+    """Number of versions received in messages, including its own versions and keys without a waiter
     in this process. Without any waiter, messages stop some seconds after the last wait, unless a
     purgatory is attached."""
     sent: int

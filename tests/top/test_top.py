@@ -187,7 +187,7 @@ def test_query_of_the_address_is_sent_to_state():
             assert source.url == f"{url}state?token=secret" and source.next() is not None
 
 
-def test_address_without_a_page_is_named_in_the_error(capsys):
+def test_error_names_an_address_without_page(capsys):
     with served((404, b'{"detail": "Not Found"}')) as (url, _):
         assert top.main([url, "--once"]) == 1
     assert 'Not Found"}; is purgatory.asgi.console mounted' in capsys.readouterr().err
