@@ -39,7 +39,7 @@
     X(Timer, _starts) X(Timer, _max_pending) X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, interrupted) \
     X(Dispatcher, has_backlog) X(Dispatcher, finished) X(WatchChunk, first) X(WatchChunk, last) \
-    X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) X(Engine, by_key) \
+    X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) \
     X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) \
     X(Engine, inbox) X(Engine, is_debugging) X(Engine, loop) X(Engine, loop_wheel) \
     X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
@@ -108,9 +108,7 @@ typedef struct {
     TWINS(DECLARE_TWIN)
 #define DECLARE_TYPE(name) PyTypeObject *name;
     TYPES(DECLARE_TYPE)
-    /* loop of the thread in which C calls a `try_complete`; borrowed, only compared */
-    PyObject *hook_loop;
-    unsigned long hook_thread;
+    Py_ssize_t missing; /* names that Python has not passed in yet: until then, all twins pass */
 } State;
 
 #if PY_VERSION_HEX < 0x030C0000
@@ -150,7 +148,7 @@ static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t fla
     PyObject *names) {
     Twin *self = (Twin *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (names == NULL && count >= self->least && count <= self->most) {
+    if (names == NULL && count >= self->least && count <= self->most && !self->st->missing) {
         PyObject *result = self->function(self, args, count);
         if (result != PASS) return result;
     }
@@ -218,10 +216,10 @@ static PyType_Spec twin_spec = {
 /* ---- helpers */
 
 static inline int is_a(PyObject *object, PyTypeObject *type) { /* no subclass */
-    return object != NULL && type != NULL && Py_IS_TYPE(object, type);
+    return object != NULL && Py_IS_TYPE(object, type);
 }
 static inline int is_kind_of(PyObject *object, PyTypeObject *type) {
-    return object != NULL && type != NULL && PyObject_TypeCheck(object, type);
+    return object != NULL && PyObject_TypeCheck(object, type);
 }
 static inline int is_float(PyObject *object) {
     return object != NULL && PyFloat_CheckExact(object);
@@ -250,28 +248,18 @@ static inline int done(PyObject *result) {
 #define CALL0(object, name) PyObject_CallMethodNoArgs(object, st->s_##name)
 #define CALL(object, name, ...) PyObject_CallMethodObjArgs(object, st->s_##name, __VA_ARGS__, NULL)
 
-/* calls a function in C directly, without the cost of a call from Python */
-static PyObject *get_running_loop(State *st) {
-    PyObject *function = st->running_loop;
+/* calls a function in C, such as a clock, directly: half the cost of a call from Python */
+static PyObject *call_no_args(PyObject *function) {
     if (!PyCFunction_CheckExact(function) || PyCFunction_GET_FLAGS(function) != METH_NOARGS)
         return PyObject_CallNoArgs(function);
     return PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), NULL);
 }
 
 static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an exception */
-    if (st->running_loop == NULL || loop == NULL) return 0;
-    PyObject *running = get_running_loop(st);
+    PyObject *running = call_no_args(st->running_loop);
     if (running == NULL) return -1;
     Py_DECREF(running);
     return running == loop;
-}
-
-/* The same, but fast inside a `try_complete` called from C. Another thread may have overwritten or
-   reset the two fields; then this asks asyncio for the running loop. */
-static int is_running_in_hook(State *st, PyObject *loop) {
-    if (loop != NULL && st->hook_loop == loop && st->hook_thread == PyThread_get_thread_ident())
-        return 1;
-    return is_running(st, loop);
 }
 
 /* Whether the stack has room to end an operation, with a few frames for hooks. Otherwise sets an
@@ -299,7 +287,7 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
 }
 
 static int has_room(Twin *self, Py_ssize_t size) { /* of a chunk; tests lower the global */
-    if (size < 2 || self == NULL) return size < 2;
+    if (size < 2) return 1;
     State *st = self->st;
     PyObject *globals = PyFunction_GET_GLOBALS(self->python);
     PyObject *capacity = PyDict_GetItemWithError(globals, st->s_CHUNK_CAPACITY);
@@ -622,7 +610,7 @@ static void op_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     if (OP(self)->weakrefs != NULL) PyObject_ClearWeakRefs(self);
     op_clear(self);
-    PyMem_Free(OP(self)->rare);
+    if (OP(self)->rare != NULL) PyMem_Free(OP(self)->rare);
     free_base(self);
 }
 static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python takes 16 bytes */
@@ -763,7 +751,7 @@ static int remove_from_wheel(State *st, PyObject *wheel, PyObject *entry) {
 
 /* Calls the twin, or, if it passes, the Python method of that name. */
 static PyObject *call_method(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
-    PyObject *result = twin ? twin->function(twin, args, count) : PASS;
+    PyObject *result = twin->function(twin, args, count);
     return result == PASS ? PyObject_VectorcallMethod(name, args, (size_t)count, NULL) : result;
 }
 static PyObject *call_function(Twin *twin, PyObject *const *args, Py_ssize_t count) {
@@ -826,12 +814,12 @@ static int timer_is_plain(State *st, PyObject *timer) {
 
 static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int is_delay) {
     PyObject *timer = a[0], *task = NULL, *result = NULL;
-    if (!is_float(a[1]) || st->Task == NULL || st->partial == NULL) return PASS;
+    if (!is_float(a[1])) return PASS;
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
     PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel)),
         *time = Py_NewRef(AT(timer, Timer, _time));
-    PyObject *now = PyObject_CallNoArgs(time);
+    PyObject *now = call_no_args(time);
     Py_DECREF(time);
     if (now == NULL) goto out;
     double at = PyFloat_AS_DOUBLE(a[1]);
@@ -887,7 +875,7 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *callback = AT(task, Task, _callback);
     if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED)
         return PASS;
-    PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = PyObject_CallNoArgs(time);
+    PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = call_no_args(time);
     Py_DECREF(time);
     if (now == NULL) return NULL;
     double when = PyFloat_AS_DOUBLE(a[1]);
@@ -902,9 +890,8 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 /* timeouts.timeout(delay), on a loop with a wheel of timeouts */
 static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL)
-        return PASS;
-    PyObject *loop = get_running_loop(st);
+    if (!is_float(a[0])) return PASS;
+    PyObject *loop = call_no_args(st->running_loop);
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
@@ -916,7 +903,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     }
     Py_INCREF(time);
     Py_DECREF(loop_wheel);
-    PyObject *now = PyObject_CallNoArgs(time), *made = NULL, *result = NULL;
+    PyObject *now = call_no_args(time), *made = NULL, *result = NULL;
     Py_DECREF(time);
     if (now == NULL) return NULL;
     PyObject *when = is_float(now)
@@ -1118,10 +1105,9 @@ static int claim_in(State *st, PyObject *engine, PyObject *operation, int state)
     if (!IS(operation, PENDING)) return 0;
     EngineCounts *counts = (EngineCounts *)engine;
     PyObject *wheel = AT(engine, Engine, wheel), *watchers = AT(engine, Engine, watchers);
-    PyObject *loop_wheel = AT(engine, Engine, loop_wheel), *links = links_of(st, operation);
-    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers) || loop_wheel == NULL
-        || st->UNWATCHED == NULL) return PASSED;
-    Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links); Py_INCREF(loop_wheel);
+    PyObject *links = links_of(st, operation);
+    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers)) return PASSED;
+    Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links);
     OP(operation)->state = (char)state;
     int failed = 0;
     ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
@@ -1134,10 +1120,14 @@ static int claim_in(State *st, PyObject *engine, PyObject *operation, int state)
         if (PyTuple_CheckExact(links) || is_a(links, st->WatchChunk))
             failed = call(st->watchers_remove, st->s_remove, args, 3);
         else failed = remove_key(st, watchers, operation, links);
-        if (!failed && COUNTS(watchers)->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
+        if (!failed && COUNTS(watchers)->pending == 0
+            && AT(wheel, Wheel, notify_empty) == Py_True) {
+            PyObject *loop_wheel = get(AT(engine, Engine, loop_wheel));
             failed = done(CALL0(loop_wheel, check_idle_later));
+            Py_DECREF(loop_wheel);
+        }
     }
-    Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links); Py_DECREF(loop_wheel);
+    Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links);
     return failed ? -1 : 1;
 }
 static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
@@ -1214,28 +1204,23 @@ static int run_hooks(State *st, PyObject *operation) {
     return is_awaited(operation) ? done(call_function(st->op_wake_waiters, &operation, 1)) : 0;
 }
 static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!is_made(self->st, a[0]) || self->st->_set_exception == NULL
-        || self->st->op_wake_waiters == NULL) return PASS;
+    if (!is_made(self->st, a[0])) return PASS;
     return run_hooks(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* operation.DelayedOperation._op_finish(self), and operation.finish(operation) */
 static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_made(st, a[0]) || st->op_run_hooks == NULL) return PASS;
+    if (!is_made(st, a[0])) return PASS;
     PyObject *home = OP(a[0])->home;
     if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None))
         return PASS;
     return call_function(st->op_run_hooks, a, 1);
 }
 
-/* operation.try_complete(operation). It is the `current` operation of the dispatcher; `loop` runs
-   in this thread. */
-static int try_complete(State *st, PyObject *operation, PyObject *loop) {
-    st->hook_loop = loop;
-    st->hook_thread = PyThread_get_thread_ident();
+/* operation.try_complete(operation), of the `current` operation of the dispatcher */
+static int try_complete(State *st, PyObject *operation) {
     PyObject *result = CALL0(operation, try_complete);
-    st->hook_loop = NULL;
     int holds = result == NULL ? -1 : PyObject_IsTrue(result);
     Py_XDECREF(result);
     if (holds == 0 || (holds > 0 && !IS(operation, PENDING))) return 0;
@@ -1261,18 +1246,13 @@ static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *ke
         return done(PyObject_CallFunctionObjArgs(
             st->op_try_once->python, home, operation, key, is_last ? Py_True : Py_False, NULL));
     if (IS(operation, PENDING)) {
-        if (try_complete(st, operation, is_a(home, st->Engine) ? AT(home, Engine, loop) : NULL))
-            return -1;
+        if (try_complete(st, operation)) return -1;
         if (is_last && claim(st, operation, EXPIRED) < 0) return -1;
     }
     return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
 }
-static int can_try(State *st) { /* whether Python has passed in all objects that a try uses */
-    return st->try_failed != NULL && st->not_completed != NULL && st->_set_exception != NULL
-        && st->op_run_hooks != NULL && st->op_wake_waiters != NULL && st->op_try_once != NULL;
-}
 static PyObject *op_try_once(Twin *self, PyObject *const *a, Py_ssize_t count) {
-    if (!is_made(self->st, a[1]) || !can_try(self->st)) return PASS;
+    if (!is_made(self->st, a[1])) return PASS;
     return try_once(self->st, a[0], a[1], a[2], count == 4 && a[3] == Py_True) ? NULL
         : Py_NewRef(Py_None);
 }
@@ -1308,11 +1288,10 @@ static int is_being_tried(State *st, PyObject *dispatcher, PyObject *operation) 
 
 /* The dispatcher of an engine whose loop runs in this thread; or NULL, perhaps with an
    exception. */
-static PyObject *dispatcher_of(State *st, PyObject *home, int (*is_here)(State *, PyObject *)) {
-    if (!is_a(home, st->Engine) || is_here(st, AT(home, Engine, loop)) != 1) return NULL;
+static PyObject *dispatcher_of(State *st, PyObject *home) {
+    if (!is_a(home, st->Engine) || is_running(st, AT(home, Engine, loop)) != 1) return NULL;
     PyObject *dispatcher = AT(home, Engine, dispatcher);
-    return is_a(dispatcher, st->Dispatcher) && AT(dispatcher, Dispatcher, current) != NULL
-        && AT(dispatcher, Dispatcher, interrupted) != NULL ? dispatcher : NULL;
+    return is_a(dispatcher, st->Dispatcher) ? dispatcher : NULL;
 }
 
 /* engine.Engine.expire(self, operation) */
@@ -1320,8 +1299,7 @@ static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
     if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *engine = a[0], *operation = a[1];
-    if (!is_a(engine, st->Engine) || !is_made(st, operation) || !can_try(st) || st->NO_KEY == NULL
-        || st->keys_of == NULL || st->steps_to_leave == NULL) return PASS;
+    if (!is_a(engine, st->Engine) || !is_made(st, operation)) return PASS;
     PyObject *checks = AT(engine, Engine, checks), *dispatcher = AT(engine, Engine, dispatcher);
     Py_ssize_t asked = AT(engine, Engine, inbox) == NULL ? -1
         : PyObject_Size(AT(engine, Engine, inbox));
@@ -1367,7 +1345,7 @@ out:
 static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *home = is_made(st, a[0]) ? OP(a[0])->home : NULL;
-    if (!is_a(home, st->Engine) || st->engine_expire == NULL) return PASS;
+    if (!is_a(home, st->Engine)) return PASS;
     PyObject *args[] = {Py_NewRef(home), a[0]};
     PyObject *result = call_function(st->engine_expire, args, 2);
     Py_DECREF(home);
@@ -1379,7 +1357,7 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     State *st = self->st;
     PyObject *operation = a[0];
     if (!is_made(st, operation)) return PASS;
-    PyObject *dispatcher = dispatcher_of(st, OP(operation)->home, is_running_in_hook);
+    PyObject *dispatcher = dispatcher_of(st, OP(operation)->home);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     int is_tried = is_being_tried(st, dispatcher, operation), won;
     if (!is_tried && !has_stack()) return NULL;
@@ -1394,7 +1372,7 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!has_stack()) return NULL;
     State *st = self->st;
-    if (!is_made(st, a[0]) || is_observed(a[0]) || st->op_wake_waiters == NULL) return PASS;
+    if (!is_made(st, a[0]) || is_observed(a[0])) return PASS;
     PyObject *is_decided = CALL0(a[0], _op_is_decided);
     if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
     Py_DECREF(is_decided);
@@ -1407,8 +1385,7 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
 static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     State *st = self->st;
     PyObject *operation = a[0], *timeout = count == 2 ? a[1] : Py_None;
-    if (!is_kind_of(operation, st->Operation) || !IS(operation, NEW) || st->UNWATCHED == NULL)
-        return PASS;
+    if (!is_kind_of(operation, st->Operation) || !IS(operation, NEW)) return PASS;
     double seconds = timeout == Py_None ? Py_NAN : is_float(timeout) ? PyFloat_AS_DOUBLE(timeout)
         : is_int(timeout) ? PyLong_AsDouble(timeout) : -1.0;
     if (seconds <= 0.0 || (isnan(seconds) && timeout != Py_None)) {
@@ -1491,19 +1468,17 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
 }
 
 /* the watch lists of its keys */
-static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watched) {
-    PyObject *watchers = AT(engine, Engine, watchers), *by_key = AT(engine, Engine, by_key);
-    if (!is_whole(st, watchers) || by_key == NULL || !PyDict_CheckExact(by_key)) {
+static int join(State *st, PyObject *watchers, PyObject *operation, PyObject *watched) {
+    if (!is_whole(st, watchers)) {
         PyErr_SetString(PyExc_TypeError, "by_key must be a dictionary");
         return -1;
     }
     int failed = 0;
-    Py_INCREF(watchers);
     if (PyTuple_CheckExact(watched)) {
         PyObject *args[] = {watchers, operation, watched};
         failed = call(st->watchers_add, st->s_add, args, 3);
     } else {
-        Py_INCREF(by_key);
+        PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
         PyObject *waiting = PyDict_SetDefault(by_key, watched, operation);
         if (waiting == NULL) failed = -1;
         else if (waiting == operation) set_links(operation, watched);
@@ -1524,7 +1499,6 @@ static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watc
         failed = call(st->watchers_remove, st->s_remove, args, 3);
         Py_DECREF(args[2]);
     }
-    Py_DECREF(watchers);
     return failed;
 }
 
@@ -1538,84 +1512,90 @@ static int is_known(State *st, PyObject *operation) {
     return is_known == Py_True;
 }
 
+/* Whether an operation is new, and an engine can watch it without Python's help. */
+static int is_watchable(State *st, PyObject *engine, PyObject *operation) {
+    PyObject *checks = AT(engine, Engine, checks);
+    return OP(operation)->home == Py_None && IS(operation, PENDING)
+        && GET_RARE(operation, WAITERS) == NULL && AT(engine, Engine, closed) == Py_False
+        && checks != NULL && PyDict_CheckExact(checks) && PyDict_GET_SIZE(checks) == 0;
+}
+
+/* The rest of `try_complete_else_watch`, once the operation was tried; -1 is an exception. */
+static int wait_until(State *st, PyObject *engine, PyObject *operation, PyObject *watched,
+    double when, PyObject *now) {
+    if (when <= PyFloat_AS_DOUBLE(now) || AT(engine, Engine, has_limits) != Py_False) {
+        PyObject *until = get_time(operation, when, "_timer_deadline");
+        PyObject *answer = until == NULL ? NULL : CALL(engine, may_wait, operation, until, now);
+        int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
+        Py_XDECREF(until); Py_XDECREF(answer);
+        if (may_wait <= 0) return may_wait;
+    }
+    PyObject *watchers = get(AT(engine, Engine, watchers)), *wheel = get(AT(engine, Engine, wheel));
+    int failed = join(st, watchers, operation, watched);
+    if (!failed && !isnan(when) && IS(operation, PENDING)) {
+        failed = add_to_wheel(st, wheel, operation, when, now);
+        if (!failed && !IS(operation, PENDING))
+            failed = remove_from_wheel(st, wheel, operation) < 0;
+    }
+    Py_DECREF(watchers); Py_DECREF(wheel);
+    return failed;
+}
+
 /* purgatory.Purgatory.try_complete_else_watch(self, operation, keys) */
 static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!has_stack()) return NULL;
     State *st = self->st;
-    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *interrupted = NULL;
+    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL,
+        *interrupted = NULL, *outer = NULL;
     /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
     if (!is_made(st, operation) || !is_known(st, operation)) return PASS;
     PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
-    PyObject *dispatcher = dispatcher_of(st, engine, is_running);
+    PyObject *dispatcher = dispatcher_of(st, engine);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *checks = AT(engine, Engine, checks), *wheel = AT(engine, Engine, wheel),
-        *time = AT(engine, Engine, time);
-    PyObject *outer = AT(dispatcher, Dispatcher, interrupted);
-    if (OP(operation)->home != Py_None || !IS(operation, PENDING)
-        || GET_RARE(operation, WAITERS) != NULL || AT(engine, Engine, closed) != Py_False
-        || AT(engine, Engine, notifier) != Py_None || checks == NULL || !PyDict_CheckExact(checks)
-        || PyDict_GET_SIZE(checks) || wheel == NULL || time == NULL || !PyList_CheckExact(outer)
-        || !is_whole(st, AT(engine, Engine, watchers)) || AT(engine, Engine, by_key) == NULL
-        || !PyDict_CheckExact(AT(engine, Engine, by_key)) || st->unique_keys == NULL
-        || !can_try(st)) return PASS;
-    Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(wheel); Py_INCREF(time); Py_INCREF(outer);
-    Py_INCREF(checks);
-    if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL)
-        goto out;
+    if (!is_watchable(st, engine, operation) || AT(engine, Engine, notifier) != Py_None
+        || !is_whole(st, AT(engine, Engine, watchers))) return PASS;
+    Py_INCREF(engine); Py_INCREF(dispatcher);
+    if ((watched = watched_keys(st, a[2])) == NULL) goto out;
+    PyObject *time = get(AT(engine, Engine, time));
+    now = call_no_args(time);
+    Py_DECREF(time);
+    if (now == NULL) goto out;
     /* A key's own methods may have run a check, or watched the operation. */
-    if (!is_float(now) || PyDict_GET_SIZE(checks) || OP(operation)->home != Py_None
-        || !IS(operation, PENDING) || AT(engine, Engine, closed) != Py_False) {
+    if (!is_float(now) || !is_watchable(st, engine, operation)) {
         result = PASS;
         goto out;
     }
     double timeout = OP(operation)->timeout; /* NaN: none, as in `when` */
     double when = isnan(timeout) ? DEADLINE(operation) : PyFloat_AS_DOUBLE(now) + timeout;
-    int is_late = when <= PyFloat_AS_DOUBLE(now);
     interrupted = get(AT(dispatcher, Dispatcher, current));
-    if (interrupted != Py_None && PyList_Append(outer, interrupted)) goto out;
+    if (interrupted != Py_None) {
+        outer = get(AT(dispatcher, Dispatcher, interrupted));
+        if (PyList_Append(outer, interrupted)) goto out;
+    }
     put(&OP(operation)->home, engine);
     put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = try_complete(st, operation, AT(engine, Engine, loop)), may_wait = 1;
-    if (!failed && IS(operation, PENDING)) {
-        if (is_late || AT(engine, Engine, has_limits) != Py_False) {
-            PyObject *until = get_time(operation, when, "_timer_deadline");
-            PyObject *answer = until == NULL ? NULL : CALL(engine, may_wait, operation, until, now);
-            may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
-            Py_XDECREF(until); Py_XDECREF(answer);
-        }
-        failed = may_wait < 0 || (may_wait && join(st, engine, operation, watched));
-        if (!failed && may_wait && !isnan(when) && IS(operation, PENDING)) {
-            failed = add_to_wheel(st, wheel, operation, when, now);
-            if (!failed && !IS(operation, PENDING))
-                failed = remove_from_wheel(st, wheel, operation) < 0;
-        }
-    }
+    int failed = try_complete(st, operation);
+    if (!failed && IS(operation, PENDING))
+        failed = wait_until(st, engine, operation, watched, when, now);
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     if (failed && done(CALL(engine, undo_watch, operation)))
         Py_SETREF(error, PyErr_GetRaisedException());
-    Py_ssize_t depth = PyList_GET_SIZE(outer);
     put(&AT(dispatcher, Dispatcher, current), interrupted);
-    if (interrupted != Py_None && depth && PyList_SetSlice(outer, depth - 1, depth, NULL))
+    Py_ssize_t depth = outer != NULL ? PyList_GET_SIZE(outer) : 0;
+    if (depth && PyList_SetSlice(outer, depth - 1, depth, NULL))
         Py_XSETREF(error, PyErr_GetRaisedException());
-    if (error != NULL) {
-        PyErr_SetRaisedException(error);
-        goto out;
-    }
-    if (!IS(operation, PENDING)) {
-        int is_cancelled = IS(operation, CANCELLED);
-        if (is_cancelled ? done(CALL(engine, finish_newcomer, operation))
-            : finish(st, dispatcher, operation)) goto out;
+    if (error != NULL) PyErr_SetRaisedException(error);
+    else if (IS(operation, PENDING)) {
+        if (interrupted != Py_None || AT(dispatcher, Dispatcher, has_backlog) != Py_True
+            || done(CALL0(dispatcher, run_backlog)) == 0)
+            result = PyBool_FromLong(!IS(operation, PENDING));
+    } else if ((IS(operation, CANCELLED) ? done(CALL(engine, finish_newcomer, operation))
+        : finish(st, dispatcher, operation)) == 0)
         result = Py_NewRef(Py_True);
-        goto out;
-    }
-    if (interrupted == Py_None && AT(dispatcher, Dispatcher, has_backlog) == Py_True
-        && done(CALL0(dispatcher, run_backlog))) goto out;
-    result = PyBool_FromLong(!IS(operation, PENDING));
 out:
-    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(interrupted);
-    Py_DECREF(engine); Py_DECREF(dispatcher); Py_DECREF(wheel); Py_DECREF(time); Py_DECREF(outer);
-    Py_DECREF(checks);
+    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(interrupted); Py_XDECREF(outer);
+    Py_DECREF(engine); Py_DECREF(dispatcher);
     return result;
 }
 
@@ -1625,12 +1605,12 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     State *st = self->st;
     PyObject *key = a[1], *result = NULL;
     PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
-    PyObject *dispatcher = dispatcher_of(st, engine, is_running);
+    PyObject *dispatcher = dispatcher_of(st, engine);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *by_key = AT(engine, Engine, by_key);
-    if (by_key == NULL || !PyDict_CheckExact(by_key) || AT(engine, Engine, notifier) != Py_None
-        || !can_try(st)) return PASS;
-    Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(by_key);
+    PyObject *watchers = AT(engine, Engine, watchers);
+    if (!is_whole(st, watchers) || AT(engine, Engine, notifier) != Py_None) return PASS;
+    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+    Py_INCREF(engine); Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
     Py_DECREF(by_key);
     if (operation == NULL && PyErr_Occurred()) goto out;
@@ -1667,8 +1647,8 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
     State *st = self->st;
     PyObject *check = a[0], *home = is_a(check, st->KeyCheck) ? AT(check, KeyCheck, _home) : NULL;
     PyObject *dispatcher = is_a(home, st->Engine) ? AT(home, Engine, dispatcher) : NULL;
-    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2]) || !PyBool_Check(a[3])
-        || st->steps_to_leave == NULL || !can_try(st)) return PASS;
+    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2]) || !PyBool_Check(a[3]))
+        return PASS;
     PyObject *remaining = AT(check, KeyCheck, _remaining), *key = AT(check, KeyCheck, key),
         *finished = AT(dispatcher, Dispatcher, finished);
     if ((!is_a(remaining, &PyListIter_Type) && !is_a(remaining, &PyTupleIter_Type)) || key == NULL
@@ -1770,6 +1750,11 @@ static PyObject *module_base(PyObject *module, PyObject *name) {
     Py_RETURN_NONE;
 }
 
+static void pass_in(State *st, size_t at, PyObject *value) {
+    st->missing -= *SLOT(at) == NULL;
+    Py_XSETREF(*SLOT(at), Py_NewRef(value));
+}
+
 /* fields(cls, name): records the offsets of the slots of a class. If it lacks a slot, the twins
    pass. */
 static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize_t count) {
@@ -1792,7 +1777,7 @@ static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize
             Py_XDECREF(slot);
             if (!is_slot) Py_RETURN_NONE;
         }
-        Py_XSETREF(*SLOT(classes[i].type), Py_NewRef(args[0]));
+        pass_in(st, classes[i].type, args[0]);
     }
     Py_RETURN_NONE;
 }
@@ -1819,7 +1804,7 @@ static PyObject *module_constants(PyObject *module, PyObject *values) {
         PyObject *name = PyUnicode_FromString(constants[i].name);
         PyObject *value = name ? PyDict_GetItemWithError(values, name) : NULL;
         Py_XDECREF(name);
-        if (value != NULL) Py_XSETREF(*SLOT(constants[i].at), Py_NewRef(value));
+        if (value != NULL) pass_in(st, constants[i].at, value);
         else if (PyErr_Occurred()) return NULL;
     }
     Py_RETURN_NONE;
@@ -1842,7 +1827,7 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
         twin->module = Py_NewRef(module);
         twin->st = st;
         PyObject_GC_Track(twin);
-        Py_XSETREF(*SLOT(twins[i].at), Py_NewRef((PyObject *)twin));
+        pass_in(st, twins[i].at, (PyObject *)twin);
         return (PyObject *)twin;
     }
     return Py_NewRef(args[0]); /* built from older sources */
@@ -1863,6 +1848,7 @@ static int module_exec(PyObject *module) {
     st->IteratorType = (PyTypeObject *)PyType_FromModuleAndSpec(module, &iterator_spec, NULL);
     if (st->IteratorType == NULL || st->Twin_Type == NULL) return -1;
     int failed = 0;
+    st->missing = LENGTH(classes) + LENGTH(constants) + LENGTH(twins);
     for (size_t i = 0; i < LENGTH(bases) && !failed; i++) {
         PyObject *parent = bases[i].parent ? *SLOT(bases[i].parent) : NULL;
         PyObject *base = *SLOT(bases[i].type) =
@@ -1885,6 +1871,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 }
 static int module_clear(PyObject *module) {
     State *st = PyModule_GetState(module);
+    st->missing++;
 #define CLEAR(name, ...) Py_CLEAR(st->name);
 #define CLEAR_NAME(name) Py_CLEAR(st->s_##name);
     CLASSES(CLEAR) CONSTANTS(CLEAR) TWINS(CLEAR) TYPES(CLEAR) NAMES(CLEAR_NAME)
