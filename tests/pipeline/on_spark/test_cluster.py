@@ -3,16 +3,20 @@ processes."""
 
 import os
 import random
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyspark
 import pytest
 from clusters import hdfs, standalone
 from journals import assert_tables_equal, check, damage, random_operations, tables, write
 from maven import Unavailable
 from pyspark.sql import SparkSession
+from readme_blocks import ROOT, blocks
 from requirements import unavailable
 from runs import run_of_a_server
 from runs import write as write_runs
@@ -22,6 +26,7 @@ from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+PAGE = ROOT / "purgatory" / "pipeline" / "README.md"
 WHOLE = 1 << 24
 """More bytes than a file has."""
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,15 +48,36 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def pipeline(cluster: Cluster, program: Program, tmp_path: Path) -> Program:
+def environment() -> dict[str, str]:
+    return {**os.environ, **JAVA_FOR_TESTS, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@pytest.fixture
+def pipeline(
+    cluster: Cluster, program: Program, environment: dict[str, str], tmp_path: Path
+) -> Program:
     """Runs a program of the pipeline on the cluster."""
-    environment = {**os.environ, **JAVA_FOR_TESTS, "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         command = ("-m", "purgatory.pipeline", *arguments, "--master", cluster.master)
         return program(*command, status=status, env=environment, cwd=tmp_path, timeout=900)
 
     return run
+
+
+def submit(cluster: Cluster, journal: str, out: str, **options: Any) -> int:
+    """Runs the commands of the page with `spark-submit`, and returns the exit status."""
+    [text] = [block.text for block in blocks(PAGE, "sh") if "spark-submit" in block.text]
+    values = {
+        "spark://master:7077": cluster.master,
+        "hdfs://namenode/journal": journal,
+        "hdfs://namenode/report": out,
+        "spark-submit": str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+    }
+    for word, value in values.items():
+        assert word in text
+        text = text.replace(word, shlex.quote(value))
+    return subprocess.run(["sh", "-c", text], check=False, timeout=900, **options).returncode
 
 
 def upload(spark: SparkSession, folder: Path, uri: str) -> None:
@@ -69,7 +95,11 @@ def download(spark: SparkSession, uri: str, folder: Path) -> None:
 
 
 def test_report_on_hdfs_equals_local_report(
-    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
+    spark: SparkSession,
+    cluster: Cluster,
+    pipeline: Program,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     journal = tmp_path / "journal"
     rows, checks = (
@@ -83,9 +113,12 @@ def test_report_on_hdfs_equals_local_report(
     write(journal, "checks", "x", checks)
     upload(spark, journal, f"{cluster.uri}/journal")
 
-    for _ in range(2):  # the second one replaces the first
-        said = pipeline("report", f"{cluster.uri}/journal", "--out", f"{cluster.uri}/out", status=3)
-        assert said.stderr == ""
+    uris = (f"{cluster.uri}/journal", f"{cluster.uri}/out")
+    said = pipeline("report", uris[0], "--out", uris[1], status=3)
+    assert said.stderr == ""
+    python = {"PYSPARK_PYTHON": sys.executable}
+    status = submit(cluster, *uris, env={**environment, **python}, cwd=tmp_path)
+    assert status == 3  # and its report replaces the first one
 
     download(spark, f"{cluster.uri}/out/tables", tmp_path / "out" / "tables")
     found = tables(tmp_path / "out")
