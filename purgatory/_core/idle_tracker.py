@@ -32,9 +32,8 @@ from purgatory._core.clock import TickClock
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import ObserverGroup
-from purgatory._core.observers import Cause, Observer, observers_of
-from purgatory._core.states import EXPIRED
+from purgatory._core.observer_group import wait_notifier
+from purgatory._core.observers import Cause, Observer
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -129,8 +128,7 @@ class IdleTracker(Generic[Id]):
         self._entries: dict[Id, _TrackedId[Id]] = {}
         self._closed = False
         self._name = name
-        observers = observers_of(observer)
-        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._observers = wait_notifier(observer, self._loop_wheel, name, "id")
         self._loop = self._loop_wheel.loop
         self._time = self._loop_wheel.time
 
@@ -258,15 +256,20 @@ class IdleTracker(Generic[Id]):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._report_error(
+            self._report(
                 f"exception in on_idle({describe(id_)}) of the idle tracker {self._name!r}", error
             )
         if self._observers is not None:
             last_seen = entry._timer_deadline - self._timeout
             self._observers.ended(
-                entry, self._name, "id", (id_,), last_seen, self._time(), self._timeout, EXPIRED,
-                Cause.DEADLINE, 1, None
-            )  # fmt: skip
+                entry,
+                (id_,),
+                last_seen,
+                self._time(),
+                self._timeout,
+                Cause.DEADLINE,
+                failed_tries=1,
+            )
 
     def _forget(self, entry: _TrackedId[Id]) -> None:
         """Removes an entry from the dictionary; if its id has changed, reports that."""
@@ -285,16 +288,13 @@ class IdleTracker(Generic[Id]):
                 )
         except BaseException as error:
             failure = error
-        self._report_error(
+        self._report(
             f"cannot find a {printable(type(entry.id).__name__)} again that the idle tracker "
             f"{self._name!r} tracked: its __hash__ or __eq__ has changed its result",
             failure,
         )
 
     def _report(self, message: str, error: BaseException | None) -> None:
-        self._report_error(f"{printable(self._name)}: {message}", error)
-
-    def _report_error(self, message: str, error: BaseException | None) -> None:
         report(self._loop_wheel.loop, message, error)
 
     def _check(self) -> None:

@@ -7,7 +7,7 @@ no records.
 
 from collections.abc import Callable, Hashable
 from math import isinf
-from typing import Any, Final, Protocol, cast, final
+from typing import Any, Final, Protocol, final
 
 from purgatory._core.arguments import describe
 from purgatory._core.dispatcher import Dispatcher
@@ -85,9 +85,7 @@ class OperationNotifier:
 
     def __init__(self, name: str, observers: tuple[Observer, ...], report: Report) -> None:
         self._name = name
-        self._wait_observers = cast(
-            "tuple[WaitObserver, ...]", with_method(observers, "completed_by_key")
-        )
+        self._wait_observers: tuple[WaitObserver, ...] = with_method(observers, "completed_by_key")
         self._all = ObserverGroup(observers, report)
         self._without_wait_observers = ObserverGroup(
             [each for each in observers if not hasattr(each, "completed_by_key")], report

@@ -3,9 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from math import inf
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
-from purgatory._core.arguments import describe
+from purgatory._core.arguments import describe, printable
+from purgatory._core.loop import LoopBinding, report
 from purgatory._core.observers import (
     Cause,
     Ended,
@@ -13,9 +14,10 @@ from purgatory._core.observers import (
     FieldsObserver,
     Observer,
     StartObserver,
+    observers_of,
     with_method,
 )
-from purgatory._core.states import OperationState
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED
 
 Report = Callable[[str, BaseException | None], object]
 """Called with a message and the exception of an observer."""
@@ -40,29 +42,19 @@ class ObserverGroup:
     __slots__ = (
         "_event_observers",
         "_field_observers",
-        "_notifying",
-        "_queue",
         "_report",
         "_start_observers",
         "wants_starts",
     )
 
     def __init__(self, observers: Sequence[Observer], report: Report) -> None:
-        self._field_observers = cast(
-            "tuple[FieldsObserver, ...]", with_method(observers, "ended_fields")
-        )
-        self._event_observers = tuple(
-            [each for each in observers if not hasattr(each, "ended_fields")]
-        )
-        self._start_observers = cast(
-            "tuple[StartObserver, ...]", with_method(observers, "operation_started")
+        self._field_observers: tuple[FieldsObserver, ...] = with_method(observers, "ended_fields")
+        self._event_observers = [each for each in observers if not hasattr(each, "ended_fields")]
+        self._start_observers: tuple[StartObserver, ...] = with_method(
+            observers, "operation_started"
         )
         self.wants_starts = bool(self._start_observers)
         self._report = report
-        self._queue: deque[tuple[Callable[[Any], None], Any]] = deque()
-        """Notifications that observers have caused while they were notified: see
-        `notify_in_order`."""
-        self._notifying = False
 
     def __bool__(self) -> bool:
         return bool(self._field_observers or self._event_observers)
@@ -90,40 +82,64 @@ class ObserverGroup:
                 except BaseException as error:
                     self._report(f"operation_ended of {describe(observer)} raised", error)
 
-    def started(self, thing: object) -> None:
-        """Notifies of the start of a wait or a timer; for objects without a dispatcher."""
-        if self.wants_starts:
-            self.notify_in_order(self.notify_started, thing)
+
+_STATES: Final = {Cause.FIRST_TRY: COMPLETED, Cause.KEY: COMPLETED, Cause.DEADLINE: EXPIRED}
+"""The state of a wait by its cause; by all other causes it is cancelled."""
+
+
+@final
+class WaitNotifier:
+    """Notifies observers of waits, timers and ids: objects without a dispatcher.
+
+    Notifications that observers cause meanwhile follow in order, without recursion, as with a
+    dispatcher.
+
+    Args:
+        observers: at least one.
+        binding: knows the loop and its clock.
+        name: of the object in which they wait.
+        kind: of these waits.
+    """
+
+    __slots__ = ("_binding", "_kind", "_name", "_notifying", "_observers", "_queue")
+
+    def __init__(
+        self, observers: Sequence[Observer], binding: LoopBinding, name: str, kind: str
+    ) -> None:
+        self._observers = ObserverGroup(observers, self._report)
+        self._binding = binding
+        self._name = name
+        self._kind = kind
+        self._queue: deque[tuple[Callable[[Any], None], Any]] = deque()
+        """Methods of `ObserverGroup` that are to be called, each with its argument."""
+        self._notifying = False
+
+    def started(self, wait: object) -> None:
+        """Notifies of the start of a wait."""
+        if self._observers.wants_starts:
+            self._notify(self._observers.notify_started, wait)
 
     def ended(
         self,
-        thing: object,
-        purgatory: str,
-        kind: str,
+        wait: object,
         keys: tuple[Hashable, ...],
         started_at: float,
         ended_at: float,
         timeout: float | None,
-        state: OperationState,
         cause: Cause,
         failed_tries: int,
-        exception: BaseException | None,
+        exception: BaseException | None = None,
     ) -> None:
-        """Notifies of the end of a wait or a timer; for objects without a dispatcher. For the
-        arguments see `Ended`; an infinite timeout is none."""
+        """Notifies of the end of a wait. For the arguments see `Ended`; an infinite timeout is
+        none."""
         fields = (
-            purgatory, kind, keys, started_at, ended_at, None if timeout == inf else timeout, state,
-            cause,
-            keys[0] if cause is Cause.KEY else None, failed_tries, False, exception, id(thing),
+            self._name, self._kind, keys, started_at, ended_at, None if timeout == inf else timeout,
+            _STATES.get(cause, CANCELLED), cause, keys[0] if cause is Cause.KEY else None,
+            failed_tries, False, exception, id(wait),
         )  # fmt: skip
-        self.notify_in_order(self.notify_ended, fields)
+        self._notify(self._observers.notify_ended, fields)
 
-    def notify_in_order(self, notify: Callable[[Any], None], value: Any) -> None:
-        """Calls `notify_started` or `notify_ended`, after any notification in progress.
-
-        So notifications caused by observers arrive in order and without recursion. For objects
-        without a dispatcher, which does the same.
-        """
+    def _notify(self, notify: Callable[[Any], None], value: Any) -> None:
         self._queue.append((notify, value))
         if self._notifying:
             return
@@ -134,3 +150,18 @@ class ObserverGroup:
                 notify(value)
         finally:
             self._notifying = False
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._binding.loop, f"{printable(self._name)}: {message}", error)
+
+
+def wait_notifier(
+    given: Observer | Sequence[Observer] | None, binding: LoopBinding, name: str, kind: str
+) -> WaitNotifier | None:
+    """A `WaitNotifier`, or None without observers.
+
+    Raises:
+        TypeError: see `observers_of`.
+    """
+    observers = observers_of(given)
+    return WaitNotifier(observers, binding, name, kind) if observers else None

@@ -145,8 +145,8 @@ def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer,
     return several
 
 
-def with_method(observers: Sequence[Observer], method: str) -> tuple[Observer, ...]:
-    """The observers that have an optional method."""
+def with_method(observers: Sequence[Observer], method: str) -> tuple[Any, ...]:
+    """The observers that have an optional method, which their protocol names."""
     return tuple([observer for observer in observers if hasattr(observer, method)])
 
 

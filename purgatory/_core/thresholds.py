@@ -31,8 +31,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from itertools import islice
 from operator import index
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._core import logs
 from purgatory._core.arguments import describe, printable, seconds
@@ -50,9 +49,9 @@ from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
 from purgatory._core.loop import UNBOUND, report, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import ObserverGroup
-from purgatory._core.observers import Cause, Observer, observers_of
-from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
+from purgatory._core.observer_group import wait_notifier
+from purgatory._core.observers import Cause, Observer
+from purgatory._core.states import CANCELLED, EXPIRED
 from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (
     UNKNOWN,
@@ -64,8 +63,6 @@ from purgatory._core.threshold_queue import (
     has_reached,
 )
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
-
-KIND: Final = "wait"
 
 
 class Ordered(Protocol):
@@ -186,8 +183,7 @@ class ThresholdPurgatory(Generic[K, V]):
         self._time = self._loop_wheel.time
         self._max_pending = max_pending
         self._max_keys = max_keys
-        observers = observers_of(observer)
-        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._observers = wait_notifier(observer, self._loop_wheel, name, "wait")
         self._queues: dict[Hashable, ThresholdQueue] = {}
         """Keys with a value or waiters -> their queues."""
         self._pending = self._completed = self._failed = self._expired = self._cancelled = 0
@@ -245,13 +241,13 @@ class ThresholdPurgatory(Generic[K, V]):
         value = self._known(key)
         if has_reached(key, value, threshold):
             self._completed += 1
-            self._notify_immediate(key, timeout, COMPLETED)
+            self._notify_immediate(key, timeout, Cause.FIRST_TRY)
             return cast(V, value)
         now = self._time()
         when = None if timeout is None else now + timeout
         if when is not None and when <= now:
             self._expired += 1
-            self._notify_immediate(key, timeout, EXPIRED)
+            self._notify_immediate(key, timeout, Cause.DEADLINE)
             raise OperationTimeout(
                 f"{describe(key)} has not reached {describe(threshold)}: {describe_value(value)}"
             )
@@ -442,12 +438,7 @@ class ThresholdPurgatory(Generic[K, V]):
             self._closed = False
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
@@ -551,7 +542,7 @@ class ThresholdPurgatory(Generic[K, V]):
         return queue
 
     def _keep(self, queue: ThresholdQueue) -> None:
-        """Restores a queue that was discarded while it got a value."""
+        """Stores a queue that was removed from the dictionary, unless its key has another one."""
         if self._queues.setdefault(queue.key, queue) is queue:
             queue.is_discarded = False
 
@@ -564,7 +555,7 @@ class ThresholdPurgatory(Generic[K, V]):
             found = self._queues.pop(queue.key, None)
             if found is queue or (
                 found is not None
-                and remove_entry(self._queues, queue.key, queue, found, self._put_back)
+                and remove_entry(self._queues, queue.key, queue, found, self._keep)
             ):
                 queue.is_discarded = True
                 return
@@ -575,9 +566,6 @@ class ThresholdPurgatory(Generic[K, V]):
             "__hash__ or __eq__ has changed its result",
             failure,
         )
-
-    def _put_back(self, queue: ThresholdQueue) -> None:
-        self._queues.setdefault(queue.key, queue)
 
     # -- ending
 
@@ -689,17 +677,14 @@ class ThresholdPurgatory(Generic[K, V]):
         waiter.started_at = self._time()
         self._observers.started(waiter)
 
-    def _notify_immediate(self, key: Any, timeout: float | None, state: OperationState) -> None:
+    def _notify_immediate(self, key: Any, timeout: float | None, cause: Cause) -> None:
         """Notifies of a wait that ended at once."""
-        if self._observers is None:
-            return
-        wait, now = object(), self._time()
-        self._observers.started(wait)
-        cause, failed_tries = (Cause.FIRST_TRY, 0) if state is COMPLETED else (Cause.DEADLINE, 1)
-        timeout = None if timeout is None else max(timeout, 0.0)
-        self._observers.ended(
-            wait, self.name, KIND, (key,), now, now, timeout, state, cause, failed_tries, None
-        )
+        if self._observers is not None:
+            wait, now = object(), self._time()
+            self._observers.started(wait)
+            timeout = None if timeout is None else max(timeout, 0.0)
+            failed_tries = 1 if cause is Cause.DEADLINE else 0
+            self._observers.ended(wait, (key,), now, now, timeout, cause, failed_tries)
 
     def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
         """Notifies of the end of a waiter."""
@@ -707,16 +692,12 @@ class ThresholdPurgatory(Generic[K, V]):
         if waiter.started_at is None:  # a finalizer has ended it before its start was notified
             self._notify_started(waiter)
         started_at, now = cast(float, waiter.started_at), self._time()
-        state, error = COMPLETED, None
-        if outcome is EXPIRED or outcome is CANCELLED:
-            state = outcome
-        elif type(outcome) is Failure:
-            state, error = CANCELLED, outcome.exception
-        failed_tries = 1 + (state is EXPIRED and started_at < now)
+        failed_tries = 2 if cause is Cause.DEADLINE and started_at < now else 1
+        error = outcome.exception if cause is Cause.FAILED else None
+        keys = (waiter.queue.key,)
         self._observers.ended(
-            waiter, self.name, KIND, (waiter.queue.key,), started_at, now, waiter.timeout, state, cause,
-            failed_tries, error
-        )  # fmt: skip
+            waiter, keys, started_at, now, waiter.timeout, cause, failed_tries, error
+        )
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._loop, f"{printable(self.name)}: {message}", error)

@@ -3,20 +3,17 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import index
-from typing import Any, Final, cast, final
+from typing import Any, cast, final
 
 from purgatory._core.arguments import describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop import UNBOUND, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import ObserverGroup
-from purgatory._core.observers import Cause, Observer, observers_of
-from purgatory._core.states import CANCELLED, EXPIRED, OperationState
+from purgatory._core.observer_group import wait_notifier
+from purgatory._core.observers import Cause, Observer
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
-
-KIND: Final = "timer"
 
 
 def CALLED() -> None:  # noqa: N802 - a constant
@@ -62,7 +59,7 @@ class TimerTask(TimerEntry):
         elif callback is None or callback is CALLED:
             return False
         if timer._starts is not None:
-            timer._ended(self, CANCELLED, Cause.CANCELLED)
+            timer._ended(self, Cause.CANCELLED)
         return True
 
     def cancelled(self) -> bool:
@@ -113,9 +110,9 @@ class TimerTask(TimerEntry):
         try:
             callback()
         except BaseException as error:
-            timer._ended(self, EXPIRED, Cause.DEADLINE, error)
+            timer._ended(self, Cause.DEADLINE, error)
             raise
-        timer._ended(self, EXPIRED, Cause.DEADLINE)
+        timer._ended(self, Cause.DEADLINE)
 
     def __repr__(self) -> str:
         if self._callback is None or self._callback is CALLED:
@@ -184,8 +181,7 @@ class WheelTimer:
         self._closed = False
         self._max_pending = max_pending
         self._name = name
-        observers = observers_of(observer)
-        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._observers = wait_notifier(observer, self._loop_wheel, name, "timer")
         self._starts: dict[TimerTask, float] | None = None
         """When each waiting task was scheduled; kept for observers and `max_pending`."""
         if self._observers is not None or max_pending is not None:
@@ -262,7 +258,7 @@ class WheelTimer:
             task._callback = None
         if self._starts is not None:
             for task in tasks:
-                self._ended(task, CANCELLED, Cause.CLOSED)
+                self._ended(task, Cause.CLOSED)
         return tasks
 
     @property
@@ -289,26 +285,16 @@ class WheelTimer:
                 f" pending in {printable(self._name)}"
             )
 
-    def _ended(
-        self,
-        task: TimerTask,
-        state: OperationState,
-        cause: Cause,
-        error: BaseException | None = None,
-    ) -> None:
+    def _ended(self, task: TimerTask, cause: Cause, error: BaseException | None = None) -> None:
         """Forgets the start of a task that has ended, and notifies observers."""
         assert self._starts is not None
         started_at = self._starts.pop(task)
-        if self._observers is None:
-            return
-        timeout = max(task.when() - started_at, 0.0)
-        self._observers.ended(
-            task, self._name, KIND, (), started_at, self._time(), timeout, state, cause,
-            int(state is EXPIRED), error
-        )  # fmt: skip
-
-    def _report(self, message: str, error: BaseException | None) -> None:
-        report(self._loop_wheel.loop, f"{printable(self._name)}: {message}", error)
+        if self._observers is not None:
+            timeout = max(task.when() - started_at, 0.0)
+            failed_tries = 1 if cause is Cause.DEADLINE else 0
+            self._observers.ended(
+                task, (), started_at, self._time(), timeout, cause, failed_tries, error
+            )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"size={self.size}"
