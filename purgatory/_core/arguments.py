@@ -1,5 +1,6 @@
 """Arguments: how messages show them, and checks of numbers of seconds."""
 
+from operator import index
 from typing import Any, Final
 
 MAX_DESCRIBED: Final = 1000
@@ -58,3 +59,26 @@ def seconds(name: str, value: Any) -> float:
     if value != value:
         raise ValueError(f"{name} cannot be NaN")
     return value  # type: ignore[no-any-return]
+
+
+def check_drain(drain: float) -> float:
+    """A number of seconds that was given as the argument `drain`.
+
+    Raises:
+        TypeError, ValueError: see `seconds`; or it is negative.
+    """
+    drain = seconds("drain", drain)
+    if drain < 0.0:
+        raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
+    return drain
+
+
+def check_limit(name: str, number: int | None) -> None:
+    """Checks a maximum that was given as the argument `name`; None for no limit.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is below 1.
+    """
+    if number is not None and index(number) < 1:
+        raise ValueError(f"{name} must be at least 1, or None for no limit, got {describe(number)}")

@@ -2,9 +2,31 @@
 results."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Keyed(Protocol):
+    """An entry that knows its key."""
+
+    key: Any
+
+
+E = TypeVar("E", bound=Keyed)
+
+
+def remove_keyed(table: dict[Any, E], entry: E) -> bool:
+    """Removes `entry`, which was stored under its `key`; False if it cannot be found.
+
+    Raises:
+        BaseException: the exception of a method of a key.
+    """
+    key = entry.key
+    found = table.pop(key, None)
+    if found is None or found is entry:
+        return found is entry
+    return remove_entry(table, key, entry, found, lambda each: table.setdefault(each.key, each))
 
 
 def remove_entry(

@@ -27,7 +27,7 @@ from typing import Final, Generic, Self, TypeVar, final
 
 from purgatory._core.arguments import describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import remove_entry
+from purgatory._core.changed_keys import remove_keyed
 from purgatory._core.clock import TickClock
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
@@ -50,11 +50,11 @@ have a bucket of their own, with a timer of the loop. With this maximum they sha
 class _TrackedId(TimerEntry, Generic[Id]):
     """The entry of an id."""
 
-    __slots__ = ("id", "tracker")
+    __slots__ = ("key", "tracker")
 
-    def __init__(self, tracker: "IdleTracker[Id]", id: Id) -> None:  # noqa: A002
+    def __init__(self, tracker: "IdleTracker[Id]", key: Id) -> None:
         self.tracker = tracker
-        self.id = id
+        self.key = key
         self._timer_chunk = None
 
     def _timer_expired(self) -> None:
@@ -243,7 +243,7 @@ class IdleTracker(Generic[Id]):
 
     def _expire(self, entry: _TrackedId[Id]) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""
-        now, id_ = self._time(), entry.id
+        now, id_ = self._time(), entry.key
         if self._closed or entry._timer_deadline > now:
             # A callback of the collector came between the wheel and this, and has closed the
             # tracker, touched the id, or removed it.
@@ -275,21 +275,12 @@ class IdleTracker(Generic[Id]):
         """Removes an entry from the dictionary; if its id has changed, reports that."""
         failure = None
         try:
-            found = self._entries.pop(entry.id, None)
-            if found is entry:
+            if remove_keyed(self._entries, entry):
                 return
-            if found is not None:
-                remove_entry(
-                    self._entries,
-                    entry.id,
-                    entry,
-                    found,
-                    lambda each: self._entries.setdefault(each.id, each),
-                )
         except BaseException as error:
             failure = error
         self._report(
-            f"cannot find a {printable(type(entry.id).__name__)} again that the idle tracker "
+            f"cannot find a {printable(type(entry.key).__name__)} again that the idle tracker "
             f"{self._name!r} tracked: its __hash__ or __eq__ has changed its result",
             failure,
         )
@@ -303,5 +294,5 @@ class IdleTracker(Generic[Id]):
         assert self._loop_wheel.wheel.size == len(self._entries)
         for id_, entry in self._entries.items():
             assert (
-                entry.id is id_ and entry._timer_chunk is not None and entry in entry._timer_chunk
+                entry.key is id_ and entry._timer_chunk is not None and entry in entry._timer_chunk
             )

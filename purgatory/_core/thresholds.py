@@ -30,14 +30,12 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from itertools import islice
-from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._core import logs
-from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.arguments import check_drain, check_limit, describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import remove_entry
-from purgatory._core.closing import check_drain
+from purgatory._core.changed_keys import remove_keyed
 from purgatory._core.errors import (
     OperationCancelled,
     OperationTimeout,
@@ -171,11 +169,8 @@ class ThresholdPurgatory(Generic[K, V]):
         max_keys: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        for limit, number in (("max_pending", max_pending), ("max_keys", max_keys)):
-            if number is not None and index(number) < 1:
-                raise ValueError(
-                    f"{limit} must be at least 1, or None for no limit, got {describe(number)}"
-                )
+        check_limit("max_pending", max_pending)
+        check_limit("max_keys", max_keys)
         self.name = name
         self._loop_wheel = LoopTimingWheel(tick, wheel_size)
         self._wheel = self._loop_wheel.wheel
@@ -303,7 +298,7 @@ class ThresholdPurgatory(Generic[K, V]):
             queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
         if queue.is_discarded:  # the key was forgotten during the comparison
-            self._keep(queue)
+            queue.is_discarded = self._queues.setdefault(key, queue) is not queue
         if not waiters:
             return 0
         count = self._end(waiters, value, Cause.KEY)
@@ -541,22 +536,13 @@ class ThresholdPurgatory(Generic[K, V]):
             queue = self._queues.setdefault(key, ThresholdQueue(key))
         return queue
 
-    def _keep(self, queue: ThresholdQueue) -> None:
-        """Stores a queue that was removed from the dictionary, unless its key has another one."""
-        if self._queues.setdefault(queue.key, queue) is queue:
-            queue.is_discarded = False
-
     def _discard_if_empty(self, queue: ThresholdQueue) -> None:
         """Forgets a queue that has neither a value nor waiters."""
         if queue.value is not UNKNOWN or queue.segments or queue.is_discarded:
             return
         failure = None
         try:
-            found = self._queues.pop(queue.key, None)
-            if found is queue or (
-                found is not None
-                and remove_entry(self._queues, queue.key, queue, found, self._keep)
-            ):
+            if remove_keyed(self._queues, queue):
                 queue.is_discarded = True
                 return
         except BaseException as error:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import index
 from typing import Any, cast, final
 
-from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.arguments import check_limit, describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, constants, fields
@@ -170,10 +169,7 @@ class WheelTimer:
         name: str = "timer",
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        if max_pending is not None and index(max_pending) < 1:
-            raise ValueError(
-                f"max_pending must be at least 1, or None for no limit, got {describe(max_pending)}"
-            )
+        check_limit("max_pending", max_pending)
         self._loop_wheel = LoopTimingWheel(tick, wheel_size)
         self._wheel = self._loop_wheel.wheel
         self._loop = self._loop_wheel.loop
@@ -225,8 +221,11 @@ class WheelTimer:
     def _schedule(
         self, when: float, now: float, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> TimerTask:
-        if self._max_pending is not None:
-            self._check_limit(self._max_pending)
+        if self._max_pending is not None and len(self._starts or ()) >= self._max_pending:
+            raise PurgatoryFull(
+                f"cannot schedule a callback: max_pending ({self._max_pending}) callbacks are"
+                f" pending in {printable(self._name)}"
+            )
         task = TimerTask()
         task._timer = self
         task._callback = partial(callback, *args) if args else callback
@@ -277,13 +276,6 @@ class WheelTimer:
         """Raises `WrongLoop` if this is not the timer's loop, while that is open."""
         if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
             self._loop_wheel.bind(action, value)
-
-    def _check_limit(self, limit: int) -> None:
-        if self._starts is not None and len(self._starts) >= limit:
-            raise PurgatoryFull(
-                f"cannot schedule a callback: max_pending ({limit}) callbacks are"
-                f" pending in {printable(self._name)}"
-            )
 
     def _ended(self, task: TimerTask, cause: Cause, error: BaseException | None = None) -> None:
         """Forgets the start of a task that has ended, and notifies observers."""
