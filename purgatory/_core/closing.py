@@ -1,5 +1,5 @@
-"""Closing a purgatory of either kind: it refuses new work, lets pending operations end for a while,
-and cancels the rest.
+"""Cancelling all operations of a key or of a purgatory, and closing a purgatory: it refuses new
+operations, lets pending ones end for a while, and cancels the rest.
 
 OPEN ─> DRAINING, for up to `drain` seconds ─> CANCELLING the rest, in batches ─> CLOSED: all
 waiters are answered
@@ -9,111 +9,78 @@ Entering a closed purgatory as a context manager opens it again, so that an obje
 module can serve one lifespan after another.
 """
 
-from asyncio import AbstractEventLoop, Future, sleep, wait
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol, TypeVar
+from asyncio import current_task, sleep, wait
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import islice
+from typing import Final
 
 from purgatory._core import logs
-from purgatory._core.arguments import seconds
+from purgatory._core.engine import Engine
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.limits import MAX_PER_ITERATION
 from purgatory._core.loop import require_stack_without_kernel
+from purgatory._core.operation import Operation, cancel
+from purgatory._core.watch_lists import first_batch, steps_to_leave
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+SNAPSHOT: Final = 8192
+"""Number of keys copied at a time when all operations are cancelled."""
 
-NOT_CANCELLED: Final[Any] = object()
-"""In place of an operation that has completed instead."""
-
-
-class Closable(Protocol[T_co]):
-    """What `close` needs of a purgatory."""
-
-    name: str
-    closed: bool
-    """Whether it refuses new work."""
-
-    @property
-    def loop(self) -> AbstractEventLoop: ...
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is pending."""
-        ...
-
-    idle_waiter: Future[None] | None
-    """Done when the purgatory becomes idle; created by the call that waits for that."""
-
-    def bind(self, action: str) -> None:
-        """Binds it to the running loop, or raises `WrongLoop` if it is bound to another one."""
-
-    def stop_accepting(self) -> None:
-        """Makes it refuse new work."""
-
-    def accept_again(self) -> None:
-        """Makes it accept new work again."""
-
-    def iter_cancel(self) -> Iterator[tuple[T_co, int]]:
-        """Ends one pending operation at each step, and yields it, or `NOT_CANCELLED`, with the work
-        that this was, in operations."""
-        ...
-
-    async def wait_answered(self) -> None:
-        """Waits until all waiters whose wait has ended are answered."""
-
-    def answer_now(self) -> None:
-        """Answers all waiters now."""
+Cancelled = tuple[Operation | None, int]
+"""An operation, or None if it has completed instead, and the work that this was, in operations."""
 
 
-def check_drain(drain: float) -> float:
-    """Raises `ValueError` if `drain` is not zero or more seconds."""
-    drain = seconds("drain", drain)
-    if drain < 0.0:
-        raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
-    return drain
-
-
-async def close(closable: Closable[T], drain: float) -> list[T]:
+async def close(engine: Engine, drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
     require_stack_without_kernel()
-    closable.stop_accepting()
+    engine.closed = engine.has_limits = True
     try:
-        if drain > 0.0:
-            await wait_idle(closable, drain)
-        cancelled = await cancel_in_batches(closable.iter_cancel())
+        if drain > 0.0 and not engine.is_idle:
+            engine.idle_waiter = idle = engine.idle_waiter or engine.loop.create_future()
+            await wait((idle,), timeout=drain)
+        cancelled = await in_batches(cancel_all(engine))
         if cancelled and drain > 0.0:
-            logs.cancelled_by_drain(closable.name, len(cancelled), drain)
-        await closable.wait_answered()
+            logs.cancelled_by_drain(engine.name, len(cancelled), drain)
+        await _wait_answered(engine)
     except BaseException:
-        for _ in closable.iter_cancel():
+        for _ in cancel_all(engine):
             pass
-        closable.answer_now()
-        raise
+        raise  # deferred hooks run in the next iterations
     return cancelled
 
 
-def reopen(closable: Closable[object]) -> None:
+async def _wait_answered(engine: Engine) -> None:
+    """Waits until all waiters whose wait has ended are answered."""
+    await engine.dispatcher.wait_for_queued_hooks()
+    here = current_task()
+    while others := [over for over, task in engine.async_waits.items() if task is not here]:
+        await wait(others)
+
+
+def reopen(engine: Engine) -> None:
     """Reopens a closed purgatory; an open one is unchanged.
 
     Raises:
         PurgatoryClosed: it is still being closed.
         WrongLoop: it is bound to another loop, which is not closed.
     """
-    if closable.closed:
-        closable.bind(f"open {closable.name} again")
-        if not closable.is_idle:
+    if engine.closed:
+        engine.bind(f"open {engine.name} again")
+        if not engine.is_idle:
             raise PurgatoryClosed(
-                f"cannot open {closable.name} again: it is being closed, and some still wait in it"
+                f"cannot open {engine.name} again: it is being closed, and some still wait in it"
             )
-        closable.accept_again()
+        engine.closed, engine.has_limits = False, engine.max_pending is not None
+        if engine.notifier is not None:
+            engine.notifier.is_closing = False
 
 
-async def cancel_in_batches(cancelling: Iterable[tuple[T, int]]) -> list[T]:
-    """Exhausts `Closable.iter_cancel`, a bounded amount per iteration of the loop, and returns what
-    was cancelled."""
-    cancelled: list[T] = []
+async def in_batches(cancelling: Iterable[Cancelled]) -> list[Operation]:
+    """Exhausts `cancelling`, a bounded amount per iteration of the loop, and returns the
+    operations that were cancelled."""
+    cancelled: list[Operation] = []
     spent = 0
     for operation, steps in cancelling:
-        if operation is not NOT_CANCELLED:
+        if operation is not None:
             cancelled.append(operation)
         spent += steps
         if spent >= MAX_PER_ITERATION:
@@ -122,16 +89,32 @@ async def cancel_in_batches(cancelling: Iterable[tuple[T, int]]) -> list[T]:
     return cancelled
 
 
-async def wait_idle(closable: Closable[object], timeout: float | None = None) -> None:
-    """Waits until nothing is pending, for at most `timeout` seconds."""
-    if not closable.is_idle:
-        if closable.idle_waiter is None:
-            closable.idle_waiter = closable.loop.create_future()
-        await wait((closable.idle_waiter,), timeout=timeout)
+def cancel_all(engine: Engine) -> Iterator[Cancelled]:
+    """Ends all pending operations of a purgatory, one at each step."""
+    if engine.notifier is not None:
+        engine.notifier.is_closing = True
+    most: int | None = SNAPSHOT
+    while True:
+        is_over = True
+        # Iterate over snapshots, because a new iterator of a dictionary skips deleted entries one
+        # by one. Do not look up keys, because they may have changed.
+        for waiting in list(islice(engine.by_key.values(), most)):
+            while found := first_batch(waiting):
+                is_over = False
+                yield from _cancel_each(found)
+        if is_over and most is None:
+            return
+        if is_over:
+            most = None  # orphans at the front may hide further operations
 
 
-def notify_idle(closable: Closable[object]) -> None:
-    """To be called by a purgatory that has become idle."""
-    idle, closable.idle_waiter = closable.idle_waiter, None
-    if idle is not None and not idle.done():
-        idle.set_result(None)
+def cancel_key(engine: Engine, key: Hashable) -> Iterator[Cancelled]:
+    """Ends the operations that watch `key`, one at each step."""
+    while found := engine.watchers.first_operations(key):
+        yield from _cancel_each(found)
+
+
+def _cancel_each(operations: list[Operation]) -> Iterator[Cancelled]:
+    for operation in operations:
+        links = operation._op_links
+        yield operation if cancel(operation) else None, steps_to_leave(links)

@@ -1,5 +1,4 @@
-"""The engine of a purgatory: watches operations, checks keys, and cancels the pending operations
-when it is closed.
+"""The engine of a purgatory: watches operations and checks keys.
 
 The life of a single operation is in `operation`; the dispatcher of the loop makes sure that
 hooks run one at a time.
@@ -10,16 +9,14 @@ purgatory that is dropped while operations wait warns at once. As a single objec
 alive by their deadlines, for a minute or a day, and never warn.
 """
 
-from asyncio import Future, Task, current_task, wait
+from asyncio import Future, Task
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, Final, cast, final
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, cast, final
 
 from purgatory._core import logs
 from purgatory._core.arguments import describe, printable
-from purgatory._core.changed_keys import remove_entry
-from purgatory._core.closing import NOT_CANCELLED, notify_idle
+from purgatory._core.changed_keys import remove_keyed
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.inbox import ThreadsafeInbox
@@ -36,7 +33,6 @@ from purgatory._core.operation import (
     UNWATCHED,
     DelayedOperation,
     Operation,
-    cancel,
     check_loop,
     state_slot,
     try_once,
@@ -49,13 +45,9 @@ from purgatory._core.watch_lists import (
     Keys,
     Watchers,
     WatchLinks,
-    first_batch,
     keys_of,
     steps_to_leave,
 )
-
-SNAPSHOT: Final = 8192
-"""Number of keys copied at a time when all operations are cancelled."""
 
 
 @final
@@ -128,7 +120,7 @@ class Engine:
         self.notifier = OperationNotifier(name, observers, self.report) if observers else None
         """Notifies the observers; None without observers."""
         self.idle_waiter: Future[None] | None = None
-        """Used by `closing`."""
+        """Done when nothing is pending; created when `aclose` waits for that."""
         self.inbox: ThreadsafeInbox[Hashable] = ThreadsafeInbox(
             loop_wheel, self._check_from_threads
         )
@@ -302,11 +294,8 @@ class Engine:
         return queued + steps_to_leave(links)
 
     def _count_missed_trigger(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
-        kind, timeout, deadline = (
-            type(operation).__name__,
-            operation._op_timeout,
-            operation._timer_deadline,
-        )
+        kind, timeout = type(operation).__name__, operation._op_timeout
+        deadline = operation._timer_deadline
         self.missed_triggers += 1
         self.recent_missed_triggers.append((kind, keys, timeout, deadline))
         waited = None if timeout is None else self.time() - (deadline - timeout)
@@ -351,15 +340,7 @@ class Engine:
     def discard_check(self, check: KeyCheck) -> None:
         """Removes a finished check."""
         try:
-            found = self.checks.pop(check.key, None)
-            if found is not check and found is not None:
-                remove_entry(
-                    self.checks,
-                    check.key,
-                    check,
-                    found,
-                    lambda each: self.checks.setdefault(each.key, each),
-                )
+            remove_keyed(self.checks, check)
         except BaseException as error:
             self.report(f"cannot find the checked key {describe(check.key)} again", error)
 
@@ -384,62 +365,19 @@ class Engine:
                 break
         return len(self.checks) - before + taken // REGISTRATIONS_PER_STEP
 
-    # -- cancelling
-
-    def iter_cancel_key(self, key: Hashable) -> Iterator[tuple[Operation, int]]:
-        """Like `iter_cancel`, for the operations that watch `key`."""
-        while found := self.watchers.first_operations(key):
-            yield from self._cancel_each(found)
-
-    def _cancel_each(self, operations: list[Operation]) -> Iterator[tuple[Operation, int]]:
-        for operation in operations:
-            links = operation._op_links
-            yield operation if cancel(operation) else NOT_CANCELLED, steps_to_leave(links)
-
-    # -- closing: the methods of `closing.Closable`
+    # -- when nothing waits
 
     @property
     def is_idle(self) -> bool:
+        """Whether nothing is pending."""
         return not self.watchers.pending
-
-    def stop_accepting(self) -> None:
-        self.closed = self.has_limits = True
-
-    def accept_again(self) -> None:
-        self.closed, self.has_limits = False, self.max_pending is not None
-        if self.notifier is not None:
-            self.notifier.is_closing = False
-
-    def iter_cancel(self) -> Iterator[tuple[Operation, int]]:
-        if self.notifier is not None:
-            self.notifier.is_closing = True
-        most: int | None = SNAPSHOT
-        while True:
-            is_over = True
-            # Iterate over snapshots, because a new iterator of a dictionary skips deleted entries
-            # one by one. Do not look up keys, because they may have changed.
-            for waiting in list(islice(self.by_key.values(), most)):
-                while found := first_batch(waiting):
-                    is_over = False
-                    yield from self._cancel_each(found)
-            if is_over and most is None:
-                return
-            if is_over:
-                most = None  # orphans at the front may hide further operations
-
-    async def wait_answered(self) -> None:
-        await self.dispatcher.wait_for_queued_hooks()
-        here = current_task()
-        while others := [over for over, task in self.async_waits.items() if task is not here]:
-            await wait(others)
-
-    def answer_now(self) -> None:
-        pass  # deferred hooks run in the next iterations
 
     def _on_wheel_idle(self) -> None:
         self.watchers.shrink()
         if self.idle_waiter is not None and self.is_idle:
-            notify_idle(self)
+            idle, self.idle_waiter = self.idle_waiter, None
+            if not idle.done():
+                idle.set_result(None)
 
     def statistics(self) -> PurgatoryStatistics:
         """A snapshot of the counters. Cost: O(1), except for `keys`."""

@@ -6,12 +6,12 @@ between the check and the watch, and work that the check itself causes is deferr
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
-from operator import index
 from typing import Any, Generic, TypeVar, cast, final, overload
 from warnings import warn
 
 from purgatory._core import conditions
-from purgatory._core.closing import cancel_in_batches, check_drain, close, reopen
+from purgatory._core.arguments import check_drain, check_limit
+from purgatory._core.closing import cancel_key, close, in_batches, reopen
 from purgatory._core.engine import Engine
 from purgatory._core.kernel import compiled, fields
 from purgatory._core.key_check import KeyCheck
@@ -73,10 +73,7 @@ class Purgatory(Generic[Op]):
         max_pending: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        if max_pending is not None and index(max_pending) < 1:
-            raise ValueError(
-                f"max_pending must be at least 1, or None for no limit, not {max_pending!r}"
-            )
+        check_limit("max_pending", max_pending)
         self._engine = Engine(name, LoopTimingWheel(tick, wheel_size), max_pending, observer)
 
     @compiled
@@ -434,7 +431,7 @@ class Purgatory(Generic[Op]):
         cancelled, it stops there.
         """
         self._engine.bind("cancel what watches {}", key)
-        return cast("list[Op]", await cancel_in_batches(self._engine.iter_cancel_key(key)))
+        return cast("list[Op]", await in_batches(cancel_key(self._engine, key)))
 
     async def aclose(self, drain: float = 0.0) -> list[Op]:
         """Refuses new operations, lets the pending ones end by themselves for a while, then cancels

@@ -9,7 +9,7 @@ from helpers import Probe, Spy, iterations, outcome, raiser
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory, PurgatoryClosed
-from purgatory._core.engine import SNAPSHOT
+from purgatory._core.closing import SNAPSHOT, cancel_all
 from purgatory._core.limits import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -70,7 +70,7 @@ async def test_closing_copies_keys_by_the_thousand():
     fill(purgatory, 2 * SNAPSHOT)
     sys.setprofile(count)
     try:
-        cancelled = sum(1 for _ in purgatory._engine.iter_cancel())
+        cancelled = sum(1 for _ in cancel_all(purgatory._engine))
     finally:
         sys.setprofile(None)
     assert cancelled == 2 * SNAPSHOT

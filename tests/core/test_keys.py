@@ -17,7 +17,7 @@ from purgatory import (
     Purgatory,
     ThresholdPurgatory,
 )
-from purgatory._core import engine
+from purgatory._core import closing
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -234,7 +234,7 @@ async def test_closing_answers_waiters_of_changed_keys(reports, orphans):
     await asyncio.sleep(1)
     for one in bad[:orphans]:
         one.cancel()
-    with patch.object(engine, "SNAPSHOT", 2):
+    with patch.object(closing, "SNAPSHOT", 2):
         closed = await purgatory.aclose()
     assert len(closed) == 5 and {*closed} == {*bad[orphans:], pair}
     assert counts(purgatory) == (0, 0, 0)
