@@ -4,6 +4,9 @@ results."""
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
+from purgatory._core.arguments import printable
+from purgatory._core.loop import Report
+
 T = TypeVar("T")
 
 
@@ -27,6 +30,24 @@ def remove_keyed(table: dict[Any, E], entry: E) -> bool:
     if found is None or found is entry:
         return found is entry
     return remove_entry(table, key, entry, found, lambda each: table.setdefault(each.key, each))
+
+
+def remove_or_report(table: dict[Any, E], entry: E, what: str, report: Report) -> bool:
+    """As `remove_keyed`, but reports an entry that cannot be found, and exceptions.
+
+    Args:
+        what: what the key was: "was a key".
+        report: called with a message and the exception, or None.
+    """
+    raised = None
+    try:
+        if remove_keyed(table, entry):
+            return True
+    except BaseException as error:
+        raised = error
+    key = f"a {printable(type(entry.key).__name__)} again that {what}"
+    report(f"cannot find {key}: its __hash__ or __eq__ has changed its result", raised)
+    return False
 
 
 def remove_entry(

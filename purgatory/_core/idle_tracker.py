@@ -25,9 +25,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import ceil, inf
 from typing import Final, Generic, Self, TypeVar, final
 
-from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import remove_keyed
+from purgatory._core.changed_keys import remove_or_report
 from purgatory._core.clock import TickClock
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
@@ -250,7 +250,8 @@ class IdleTracker(Generic[Id]):
             if not self._closed and entry._timer_deadline < inf:
                 self._loop_wheel.wheel.add(entry, entry._timer_deadline, now)
             return
-        self._forget(entry)
+        what = f"the idle tracker {self._name!r} tracked"
+        remove_or_report(self._entries, entry, what, self._report)
         try:
             self._on_idle(id_)
         except (SystemExit, KeyboardInterrupt):
@@ -261,29 +262,8 @@ class IdleTracker(Generic[Id]):
             )
         if self._observers is not None:
             last_seen = entry._timer_deadline - self._timeout
-            self._observers.ended(
-                entry,
-                (id_,),
-                last_seen,
-                self._time(),
-                self._timeout,
-                Cause.DEADLINE,
-                failed_tries=1,
-            )
-
-    def _forget(self, entry: _TrackedId[Id]) -> None:
-        """Removes an entry from the dictionary; if its id has changed, reports that."""
-        failure = None
-        try:
-            if remove_keyed(self._entries, entry):
-                return
-        except BaseException as error:
-            failure = error
-        self._report(
-            f"cannot find a {printable(type(entry.key).__name__)} again that the idle tracker "
-            f"{self._name!r} tracked: its __hash__ or __eq__ has changed its result",
-            failure,
-        )
+            now = self._time()
+            self._observers.ended(entry, (id_,), last_seen, now, self._timeout, Cause.DEADLINE, 1)
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._loop_wheel.loop, message, error)

@@ -26,6 +26,9 @@ class _Unbound(Enum):
     UNBOUND = "unbound"
 
 
+Report = Callable[[str, BaseException | None], object]
+"""Called with a message, and the exception of user code or None. Does not raise: see `report`."""
+
 UNBOUND: Final[Any] = _Unbound.UNBOUND
 """In place of a loop, until there is one. Not `None`, which `running_loop` returns outside any
 loop."""

@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol, final
 from purgatory._core.arguments import describe
 from purgatory._core.dispatcher import Dispatcher
 from purgatory._core.failure import Failure
-from purgatory._core.observer_group import ObserverGroup, Report
+from purgatory._core.loop import Report
+from purgatory._core.observer_group import ObserverGroup
 from purgatory._core.observers import (
     Cause,
     Observer,

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, Final, final
 
 from purgatory._core.arguments import describe, printable
-from purgatory._core.loop import LoopBinding, report
+from purgatory._core.loop import LoopBinding, Report, report
 from purgatory._core.observers import (
     Cause,
     Ended,
@@ -18,9 +18,6 @@ from purgatory._core.observers import (
     with_method,
 )
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED
-
-Report = Callable[[str, BaseException | None], object]
-"""Called with a message and the exception of an observer."""
 
 _new_tuple: Final = tuple.__new__
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 from purgatory._core import logs
 from purgatory._core.arguments import check_drain, check_limit, describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import remove_keyed
+from purgatory._core.changed_keys import remove_or_report
 from purgatory._core.errors import (
     OperationCancelled,
     OperationTimeout,
@@ -298,7 +298,7 @@ class ThresholdPurgatory(Generic[K, V]):
             queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
         if queue.is_discarded:  # the key was forgotten during the comparison
-            queue.is_discarded = self._queues.setdefault(key, queue) is not queue
+            queue.is_discarded = self._queues.setdefault(queue.key, queue) is not queue
         if not waiters:
             return 0
         count = self._end(waiters, value, Cause.KEY)
@@ -540,18 +540,8 @@ class ThresholdPurgatory(Generic[K, V]):
         """Forgets a queue that has neither a value nor waiters."""
         if queue.value is not UNKNOWN or queue.segments or queue.is_discarded:
             return
-        failure = None
-        try:
-            if remove_keyed(self._queues, queue):
-                queue.is_discarded = True
-                return
-        except BaseException as error:
-            failure = error
-        self._report(
-            f"cannot find a {printable(type(queue.key).__name__)} again that was a key: its "
-            "__hash__ or __eq__ has changed its result",
-            failure,
-        )
+        if remove_or_report(self._queues, queue, "was a key", self._report):
+            queue.is_discarded = True
 
     # -- ending
 

@@ -21,7 +21,7 @@ a purge finds them (KAFKA-19928: until the memory is gone). Here an operation le
 when it ends.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Union, cast, final
@@ -30,6 +30,7 @@ from purgatory._core.arguments import describe
 from purgatory._core.changed_keys import remove_entry
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
+from purgatory._core.loop import Report
 from purgatory._core.operation import UNWATCHED, Operation
 from purgatory._core.states import PENDING
 
@@ -142,7 +143,7 @@ class Watchers:
 
     __slots__ = ("_extra_keys", "_report", "by_key", "has_orphans", "pending")
 
-    def __init__(self, report: Callable[[str, BaseException | None], object] = _ignore) -> None:
+    def __init__(self, report: Report = _ignore) -> None:
         self.by_key: dict[Hashable, Operation | Chunk] = {}
         self._report = report
         self.pending = 0
