@@ -162,11 +162,11 @@ class Level:
 
     __slots__ = ("buckets", "depth", "end_tick", "interval", "tick")
 
-    def __init__(self, depth: int, tick: int, wheel_size: int, current_tick: int) -> None:
+    def __init__(self, depth: int, wheel_size: int, current_tick: int) -> None:
         self.buckets: dict[int, Bucket] = {}
         self.depth = depth
-        self.tick = tick
-        self.interval = tick * wheel_size
+        self.tick = wheel_size**depth
+        self.interval = self.tick * wheel_size
         self.advance(current_tick)
 
     def advance(self, current_tick: int) -> None:

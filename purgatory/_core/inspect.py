@@ -17,9 +17,11 @@ CPython iterates over the deleted slots of a dictionary, too, so large ones are 
 from asyncio import get_running_loop
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
-from heapq import nsmallest
+from functools import partial
+from heapq import nlargest, nsmallest
 from itertools import islice
 from math import ceil, inf
+from operator import attrgetter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, final, overload
 
@@ -58,6 +60,8 @@ for the dictionary of keys is half of it."""
 
 MAX_CHUNKS: Final = 4096
 """Limit of chunks visited to count the watchers of all sampled keys."""
+
+_waiting = attrgetter("waiting")
 
 
 @final
@@ -206,8 +210,14 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
     levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
     moving = sum(map(len, wheel.draining()))
     operations = _sample_operations(wheel, engine.by_key)
-    sample = [_describe(operation) for operation in operations]
+    waiting = [_describe(operation) for operation in operations]
+    watched = _count_watchers(operations, engine.by_key)
+    missed = [
+        MissedTrigger(kind, *_keys(keys), timeout, when)
+        for kind, keys, timeout, when in reversed(engine.recent_missed_triggers)
+    ]
     statistics = engine.statistics()
+    in_levels = sum(level.waiting for level in levels)
     return Inspection(
         statistics=statistics,
         now=now,
@@ -216,38 +226,18 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
         tick=wheel.clock.tick,
         levels=tuple(levels),
         moving=moving,
-        without_deadline=max(
-            statistics.pending - moving - sum(level.waiting for level in levels), 0
-        ),
-        oldest=tuple(
-            nsmallest(
-                most,
-                sample,
-                key=lambda each: (_default(each.started_at, now), _default(each.deadline, inf)),
-            )
-        ),
-        hottest=tuple(
-            nsmallest(
-                most, _count_watchers(operations, engine.by_key), key=lambda each: -each.waiting
-            )
-        ),
-        missed=tuple(
-            [
-                MissedTrigger(kind, *_keys(keys), timeout, when)
-                for kind, keys, timeout, when in reversed(engine.recent_missed_triggers)
-            ]
-        ),
+        without_deadline=max(statistics.pending - moving - in_levels, 0),
+        oldest=tuple(nsmallest(most, waiting, key=partial(_by_age, now))),
+        hottest=tuple(nlargest(most, watched, key=_waiting)),
+        missed=tuple(missed),
         looked_at=len(operations),
     )
 
 
 def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> ThresholdInspection:
     queues, is_closed = queues_of(purgatory)
-    sample = (
-        list(islice(queues.values(), MAX_SKIPPED))
-        if _size(queues) <= MAX_SCANNED_BYTES // 2
-        else []
-    )
+    is_small = _size(queues) <= MAX_SCANNED_BYTES // 2
+    sample = list(islice(queues.values(), MAX_SKIPPED if is_small else 0))
     watched = [
         WatchedThreshold(
             queue.key,
@@ -258,12 +248,14 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
         for queue in sample
         if queue.segments
     ]
-    hottest = tuple(nsmallest(most, watched, key=lambda each: -each.waiting))
+    hottest = tuple(nlargest(most, watched, key=_waiting))
     return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample))
 
 
-def _default(instant: float | None, otherwise: float) -> float:
-    return otherwise if instant is None else instant
+def _by_age(now: float, operation: WaitingOperation) -> tuple[float, float]:
+    """Sorts the operations that have waited longest to the front."""
+    started_at, deadline = operation.started_at, operation.deadline
+    return now if started_at is None else started_at, inf if deadline is None else deadline
 
 
 def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:

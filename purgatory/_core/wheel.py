@@ -153,10 +153,7 @@ class TimingWheel:
         self.current_tick = -MAX_TICK
         self._next_tick_time = -inf
         """When the tick after the current one begins, in seconds."""
-        self.levels = [
-            Level(depth, self.wheel_size**depth, self.wheel_size, self.current_tick)
-            for depth in (0, 1)
-        ]
+        self.levels = [Level(depth, self.wheel_size, self.current_tick) for depth in (0, 1)]
         self._level0_buckets, self._level1_buckets = [level.buckets for level in self.levels]
         self._level0_end = -inf
         """Entries that are due by this instant, in seconds, belong to the finest level."""
@@ -265,9 +262,7 @@ class TimingWheel:
         while due_tick >= levels[depth].end_tick:
             depth += 1
             if depth == len(levels):
-                levels[depth:] = [
-                    Level(depth, levels[-1].interval, self.wheel_size, self.current_tick)
-                ]
+                levels[depth:] = [Level(depth, self.wheel_size, self.current_tick)]
         level = levels[depth]
         number = due_tick // level.tick
         bucket = level.buckets.get(number)
@@ -286,11 +281,8 @@ class TimingWheel:
     @property
     def size(self) -> int:
         """The number of entries. Cost: the number of buckets."""
-        return (
-            sum(map(len, self.buckets()))
-            + len(self._beyond_horizon)
-            + sum(map(len, self._drains()))
-        )
+        draining = sum(map(len, self._drains()))
+        return sum(map(len, self.buckets())) + draining + len(self._beyond_horizon)
 
     def is_empty(self) -> bool:
         """Whether no entry will ever be due. Cost: the number of empty buckets."""

@@ -94,7 +94,7 @@ def test_chunk_with_entries_refuses_to_be_copied() -> None:
 
 def test_bucket_holds_entries_of_all_its_chunks() -> None:
     first, second, last = (chunk_of(*entries(count)) for count in (3, 2, 1))
-    bucket = Bucket(Level(0, 1, 10, 0), 7, 0, last)
+    bucket = Bucket(Level(0, 10, 0), 7, 0, last)
     bucket.full_chunks += [first, second]
     assert len(bucket) == 6 and bucket and bucket.chunks() == [first, second, last]
     first.clear()
@@ -110,7 +110,7 @@ def test_full_bucket_opens_chunk_and_drops_empty_ones(
     monkeypatch.setattr(buckets, "CHUNK_CAPACITY", 2)
     wheel = object()
     first = Chunk(wheel)
-    bucket = Bucket(Level(0, 1, 10, 0), 7, 0, first)
+    bucket = Bucket(Level(0, 10, 0), 7, 0, first)
     assert bucket.writable_chunk() is first
     for entry in entries(2):
         first[entry] = None
@@ -124,8 +124,8 @@ def test_full_bucket_opens_chunk_and_drops_empty_ones(
 
 
 def test_wide_bucket_wakes_one_width_early() -> None:
-    narrow = Bucket(Level(0, 1, 10, 0), 521, 3, Chunk(None))
-    wide = Bucket(Level(1, 10, 10, 0), 52, 3, Chunk(None))
+    narrow = Bucket(Level(0, 10, 0), 521, 3, Chunk(None))
+    wide = Bucket(Level(1, 10, 0), 52, 3, Chunk(None))
     assert (narrow.start_tick, narrow.wake_tick) == (521, 521)
     assert (wide.start_tick, wide.wake_tick) == (520, 510)
     assert (wide.handle, wide.generation) == (None, 3)
@@ -136,7 +136,7 @@ def test_wide_bucket_wakes_one_width_early() -> None:
 def test_level_reaches_one_whole_wider_bucket_ahead(
     current_tick: int,
 ) -> None:
-    level = Level(1, 10, 10, 0)
+    level = Level(1, 10, 0)
     level.advance(current_tick)
     assert level.end_tick % level.interval == 0
     assert level.interval < level.end_tick - current_tick <= 2 * level.interval == 200
