@@ -206,9 +206,8 @@ async def _until_true(
                 value, condition.returned = condition.returned, None
                 if isawaitable(value):
                     value = await value
-                if (
-                    value or condition._op_state is not PENDING
-                ):  # also if it has swallowed its cancellation
+                # Its state is looked at because a predicate may swallow its cancellation.
+                if value or condition._op_state is not PENDING:
                     break
                 await (sleep(0) if recheck.is_set() else recheck.wait())
                 recheck.clear()

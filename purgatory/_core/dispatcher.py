@@ -235,9 +235,8 @@ class Dispatcher:
         return done
 
     def _run_backlog(self) -> int:
-        budget: float = (
-            inf if self._loop is None else MAX_PER_ITERATION
-        )  # without a loop there is no next iteration
+        # Without a loop there is no next iteration.
+        budget: float = inf if self._loop is None else MAX_PER_ITERATION
         completed = 0
         try:
             while budget > 0 and (self.finished or self.checks or self.threadsafe_checks):

@@ -172,11 +172,7 @@ class Engine:
     def checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
         """The checks that must try other operations before a new operation, which then waits."""
         checks = [self._check_of(key) for key in (keys if type(keys) is tuple else (keys,))]
-        return [
-            check
-            for check in checks
-            if check is not None and (check.has_begun or check.key in self.by_key)
-        ]
+        return [each for each in checks if each and (each.has_begun or each.key in self.by_key)]
 
     def _check_of(self, key: Hashable) -> KeyCheck | None:
         """The unfinished check of `key`, or None."""

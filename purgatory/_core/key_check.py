@@ -108,9 +108,8 @@ class KeyCheck:
             return
         if self._chunk is not None:
             here = self._chunk.nearest_linked()
-            first = (
-                here if here.first is None else here.first
-            )  # which may be empty, and therefore false
+            # The first chunk may be empty, and therefore false.
+            first = here if here.first is None else here.first
             links = as_tuple(operation._op_links)
             if any(
                 type(link) is Chunk and link.first is first and link is not here for link in links

@@ -40,9 +40,8 @@ class Cause(Enum):
     FAILED = "failed"
     """Its `try_complete` raised."""
 
-    __hash__ = (
-        object.__hash__
-    )  # the hash of enums is a function in Python, and counting is done in dictionaries
+    # The hash of enums is a function in Python, and causes are counted in dictionaries.
+    __hash__ = object.__hash__
 
 
 @final

@@ -12,9 +12,8 @@ class OperationState(Enum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
 
-    __hash__ = (
-        object.__hash__
-    )  # the hash of enums is a function in Python, and states are keys of a dictionary
+    # The hash of enums is a function in Python, and states are keys of a dictionary.
+    __hash__ = object.__hash__
 
 
 PENDING: Final = OperationState.PENDING

@@ -37,7 +37,6 @@ from asyncio import (
 )
 from collections.abc import Awaitable
 from enum import Enum
-from types import TracebackType
 from typing import Any, Final, TypeVar, final
 
 from purgatory._core.arguments import describe, seconds
@@ -188,12 +187,7 @@ class Timeout(TimerEntry):
         self._state = ENTERED
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._state is ENTERED:
             self._unschedule()
             del self._task
