@@ -37,7 +37,6 @@ NEAREST = {
     "engine": ("test_purgatory.py", "test_engine.py"),
     "inbox": ("test_inbox.py",),
     "notifier": ("test_observers.py",),
-    "observer_group": ("test_observers.py",),
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
 }
 """Test files of modules that have several, or none with the module's name."""
@@ -47,7 +46,6 @@ LEFT_OUT = {
     "errors",
     "inspect",
     "kernel",
-    "limits",
     "observers",
     "states",
     "statistics",

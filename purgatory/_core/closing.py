@@ -17,8 +17,7 @@ from typing import Final
 from purgatory._core import logs
 from purgatory._core.engine import Engine
 from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.limits import MAX_PER_ITERATION
-from purgatory._core.loop import require_stack_without_kernel
+from purgatory._core.loop import MAX_PER_ITERATION, require_stack_without_kernel
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import first_batch, steps_to_leave
 

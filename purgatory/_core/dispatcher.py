@@ -44,8 +44,7 @@ from typing import Any, Final, Protocol, final
 
 from purgatory._core.failure import Failure
 from purgatory._core.kernel import fields
-from purgatory._core.limits import MAX_PER_ITERATION
-from purgatory._core.loop import report, running_loop
+from purgatory._core.loop import MAX_PER_ITERATION, report, running_loop
 
 SLICE: Final = MAX_PER_ITERATION // 4
 """Steps of one kind of work before another kind is served."""

@@ -22,8 +22,13 @@ from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFu
 from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.kernel import compiled, fields
 from purgatory._core.key_check import KeyCheck
-from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
-from purgatory._core.loop import UNBOUND, raise_later, report
+from purgatory._core.loop import (
+    MAX_PER_ITERATION,
+    REGISTRATIONS_PER_STEP,
+    UNBOUND,
+    raise_later,
+    report,
+)
 from purgatory._core.loop_wheel import LoopTimingWheel
 from purgatory._core.notifier import OperationNotifier
 from purgatory._core.observers import Observer, observers_of

@@ -32,7 +32,7 @@ from purgatory._core.clock import TickClock
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import wait_notifier
+from purgatory._core.notifier import wait_notifier
 from purgatory._core.observers import Cause, Observer
 
 Id = TypeVar("Id", bound=Hashable)

@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from typing import Final, Generic, TypeVar, final
 
-from purgatory._core.limits import MAX_PER_ITERATION
-from purgatory._core.loop import LoopBinding
+from purgatory._core.loop import MAX_PER_ITERATION, LoopBinding
 
 T = TypeVar("T")
 

@@ -1,4 +1,5 @@
-"""The event loop that an object belongs to: the one in which it is used first.
+"""The event loop that an object belongs to: the one in which it is used first; and how much work
+is done in one of its iterations.
 
 Each public method begins with the check `running_loop() is binding.loop`, as in asyncio; if it
 fails, the method calls `bind`, which binds the object at its first use and refuses the call
@@ -47,6 +48,13 @@ if PYPY:
     os.register_at_fork(after_in_child=lambda: _set_running_loop(None))
 
 constants(running_loop=running_loop)
+
+MAX_PER_ITERATION: Final = 512
+"""Limit of the work in one iteration of the loop before other callbacks can run: the number of
+operations tried or ended, or of entries moved. It takes about a millisecond."""
+
+REGISTRATIONS_PER_STEP: Final = 8
+"""Watch lists from which an operation can be removed at the cost of trying one."""
 
 STACK_NEEDED: Final = 24
 """Frames that ending an operation takes, apart from the frames of its hooks."""

@@ -26,8 +26,7 @@ from typing import Final
 from purgatory._core.arguments import describe
 from purgatory._core.buckets import Bucket, TimerEntry
 from purgatory._core.kernel import fields
-from purgatory._core.limits import MAX_PER_ITERATION
-from purgatory._core.loop import UNBOUND, LoopBinding, report, running_loop
+from purgatory._core.loop import MAX_PER_ITERATION, UNBOUND, LoopBinding, report, running_loop
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, TimingWheel
 
 MAX_TIMER_DELAY: Final = 86_400.0

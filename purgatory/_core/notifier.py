@@ -1,27 +1,165 @@
-"""Notifies the observers of a purgatory of its operations and checks.
+"""Notifies observers: of the operations and checks of a purgatory, and of waits, timers and ids,
+which have no dispatcher.
 
 An operation that is observed has a `Record` from the moment it is watched. The record is taken off
 when the observers are notified of the end, so there is no second event. Without observers there are
 no records.
 """
 
-from collections.abc import Callable, Hashable
-from math import isinf
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from math import inf, isinf
 from typing import Any, Final, Protocol, final
 
-from purgatory._core.arguments import describe
+from purgatory._core.arguments import describe, printable
 from purgatory._core.dispatcher import Dispatcher
 from purgatory._core.failure import Failure
-from purgatory._core.loop import Report
-from purgatory._core.observer_group import ObserverGroup
+from purgatory._core.loop import LoopBinding, Report, report
 from purgatory._core.observers import (
     Cause,
+    Ended,
+    Fields,
+    FieldsObserver,
     Observer,
+    StartObserver,
     WaitObserver,
+    observers_of,
     overrides_key_checked,
     with_method,
 )
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
+
+_new_tuple: Final = tuple.__new__
+
+
+@final
+class ObserverGroup:
+    """Observers that are notified of ends, and some of them of starts. If one raises, the others
+    are notified nevertheless.
+
+    Args:
+        observers: in the order of notification, except that observers of fields are notified
+            before observers of events.
+        report: called with their exceptions.
+
+    Attributes:
+        wants_starts: whether any of them wants starts.
+    """
+
+    def __init__(self, observers: Sequence[Observer], report: Report) -> None:
+        self._field_observers: tuple[FieldsObserver, ...] = with_method(observers, "ended_fields")
+        self._event_observers = [each for each in observers if not hasattr(each, "ended_fields")]
+        self._start_observers: tuple[StartObserver, ...] = with_method(
+            observers, "operation_started"
+        )
+        self.wants_starts = bool(self._start_observers)
+        self._report = report
+
+    def notify_started(self, operation: Any) -> None:
+        """Notifies of an operation that begins to wait, or has ended at its first try."""
+        for observer in self._start_observers:
+            try:
+                observer.operation_started(operation)
+            except BaseException as error:
+                self._report(f"operation_started of {describe(observer)} raised", error)
+
+    def notify_ended(self, fields: Fields) -> None:
+        """Notifies of an operation that has ended."""
+        for fields_observer in self._field_observers:
+            try:
+                fields_observer.ended_fields(fields)
+            except BaseException as error:
+                self._report(f"ended_fields of {describe(fields_observer)} raised", error)
+        if self._event_observers:
+            event = _new_tuple(Ended, fields)
+            for observer in self._event_observers:
+                try:
+                    observer.operation_ended(event)
+                except BaseException as error:
+                    self._report(f"operation_ended of {describe(observer)} raised", error)
+
+
+_STATES: Final = {Cause.FIRST_TRY: COMPLETED, Cause.KEY: COMPLETED, Cause.DEADLINE: EXPIRED}
+"""The state of a wait by its cause; by all other causes it is cancelled."""
+
+
+@final
+class WaitNotifier:
+    """Notifies observers of waits, timers and ids: objects without a dispatcher.
+
+    Notifications that observers cause meanwhile follow in order, without recursion, as with a
+    dispatcher.
+
+    Args:
+        observers: at least one.
+        binding: knows the loop and its clock.
+        name: of the object in which they wait.
+        kind: of these waits.
+    """
+
+    def __init__(
+        self, observers: Sequence[Observer], binding: LoopBinding, name: str, kind: str
+    ) -> None:
+        self._observers = ObserverGroup(observers, self._report)
+        self._binding = binding
+        self._name = name
+        self._kind = kind
+        self._queue: deque[tuple[Callable[[Any], None], Any]] = deque()
+        """Methods of `ObserverGroup` that are to be called, each with its argument."""
+        self._notifying = False
+
+    def started(self, wait: object) -> None:
+        """Notifies of the start of a wait."""
+        if self._observers.wants_starts:
+            self._notify(self._observers.notify_started, wait)
+
+    def ended(
+        self,
+        wait: object,
+        keys: tuple[Hashable, ...],
+        started_at: float,
+        ended_at: float,
+        timeout: float | None,
+        cause: Cause,
+        failed_tries: int,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Notifies of the end of a wait. For the arguments see `Ended`; an infinite timeout is
+        none."""
+        fields = (
+            self._name, self._kind, keys, started_at, ended_at, None if timeout == inf else timeout,
+            _STATES.get(cause, CANCELLED), cause, keys[0] if cause is Cause.KEY else None,
+            failed_tries, False, exception, id(wait),
+        )  # fmt: skip
+        self._notify(self._observers.notify_ended, fields)
+
+    def _notify(self, notify: Callable[[Any], None], value: Any) -> None:
+        self._queue.append((notify, value))
+        if self._notifying:
+            return
+        self._notifying = True
+        try:
+            while self._queue:
+                notify, value = self._queue.popleft()
+                notify(value)
+        finally:
+            self._notifying = False
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._binding.loop, f"{printable(self._name)}: {message}", error)
+
+
+def wait_notifier(
+    given: Observer | Sequence[Observer] | None, binding: LoopBinding, name: str, kind: str
+) -> WaitNotifier | None:
+    """A `WaitNotifier`, or None without observers.
+
+    Raises:
+        TypeError: see `observers_of`.
+    """
+    observers = observers_of(given)
+    return WaitNotifier(observers, binding, name, kind) if observers else None
+
 
 _DEFAULT_CAUSE: Final = {
     COMPLETED: Cause.FORCED,
@@ -68,22 +206,6 @@ class OperationNotifier:
         report: called with a message and the exception of an observer.
     """
 
-    __slots__ = (
-        "_all",
-        "_check_observers",
-        "_has_others",
-        "_name",
-        "_report",
-        "_wait_callbacks",
-        "_wait_observers",
-        "_without_wait_observers",
-        "dispatcher",
-        "is_closing",
-        "time",
-        "wants_checks",
-        "wants_starts",
-    )
-
     def __init__(self, name: str, observers: tuple[Observer, ...], report: Report) -> None:
         self._name = name
         self._wait_observers: tuple[WaitObserver, ...] = with_method(observers, "completed_by_key")
@@ -91,7 +213,7 @@ class OperationNotifier:
         self._without_wait_observers = ObserverGroup(
             [each for each in observers if not hasattr(each, "completed_by_key")], report
         )
-        self._has_others = bool(self._without_wait_observers)
+        self._has_others = len(self._wait_observers) < len(observers)
         self._check_observers = tuple([each for each in observers if overrides_key_checked(each)])
         self._report = report
         self.wants_starts = self._all.wants_starts

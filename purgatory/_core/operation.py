@@ -668,15 +668,5 @@ def check_loop(operation: Operation, action: str) -> None:
             )
 
 
-constants(
-    PENDING=PENDING,
-    COMPLETED=COMPLETED,
-    EXPIRED=EXPIRED,
-    CANCELLED=CANCELLED,
-    NO_RESULT=NO_RESULT,
-    UNWATCHED=UNWATCHED,
-    NO_KEY=NO_KEY,
-    _set_exception=_set_exception,
-    try_failed=try_failed,
-    not_completed=not_completed,
-)
+constants(NO_RESULT=NO_RESULT, UNWATCHED=UNWATCHED, NO_KEY=NO_KEY)
+constants(_set_exception=_set_exception, try_failed=try_failed, not_completed=not_completed)

@@ -1,7 +1,9 @@
-"""The states of an operation. `lifecycle` defines the changes between them."""
+"""The states of an operation. `operation` defines the changes between them."""
 
 from enum import Enum
 from typing import Final
+
+from purgatory._core.kernel import constants
 
 
 class OperationState(Enum):
@@ -20,3 +22,5 @@ PENDING: Final = OperationState.PENDING
 COMPLETED: Final = OperationState.COMPLETED
 EXPIRED: Final = OperationState.EXPIRED
 CANCELLED: Final = OperationState.CANCELLED
+
+constants(PENDING=PENDING, COMPLETED=COMPLETED, EXPIRED=EXPIRED, CANCELLED=CANCELLED)

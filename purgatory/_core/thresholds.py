@@ -44,10 +44,15 @@ from purgatory._core.errors import (
 )
 from purgatory._core.failure import Failure
 from purgatory._core.inbox import ThreadsafeInbox
-from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
-from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop import (
+    MAX_PER_ITERATION,
+    REGISTRATIONS_PER_STEP,
+    UNBOUND,
+    report,
+    running_loop,
+)
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import wait_notifier
+from purgatory._core.notifier import wait_notifier
 from purgatory._core.observers import Cause, Observer
 from purgatory._core.states import CANCELLED, EXPIRED
 from purgatory._core.statistics import ThresholdStatistics

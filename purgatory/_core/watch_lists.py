@@ -29,8 +29,7 @@ from typing import Any, Final, Union, cast, final
 from purgatory._core.arguments import describe
 from purgatory._core.changed_keys import remove_entry
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
-from purgatory._core.loop import Report
+from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, Report
 from purgatory._core.operation import UNWATCHED, Operation
 from purgatory._core.states import PENDING
 

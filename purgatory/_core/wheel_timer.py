@@ -10,7 +10,7 @@ from purgatory._core.errors import PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import UNBOUND, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.observer_group import wait_notifier
+from purgatory._core.notifier import wait_notifier
 from purgatory._core.observers import Cause, Observer
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 

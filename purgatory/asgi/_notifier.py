@@ -17,7 +17,7 @@ from math import inf
 from typing import Final, final
 
 from purgatory import Cause, Observer, OperationState
-from purgatory._core.observer_group import ObserverGroup
+from purgatory._core.notifier import ObserverGroup
 from purgatory.asgi._outcome import Ending
 
 KIND: Final = "poll"

@@ -10,7 +10,7 @@ from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory, PurgatoryClosed
 from purgatory._core.closing import SNAPSHOT, cancel_all
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 

@@ -9,7 +9,7 @@ from helpers import in_thread, iterations
 
 from purgatory._core.dispatcher import SLICE, Dispatcher, dispatcher_of, running_dispatcher
 from purgatory._core.failure import Failure
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 
 class Piece:

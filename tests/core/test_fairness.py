@@ -9,7 +9,7 @@ from helpers import Probe, in_thread, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 

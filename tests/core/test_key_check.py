@@ -9,7 +9,7 @@ from loops import on_virtual_time
 
 from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
 from purgatory._core import watch_lists
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 

@@ -33,7 +33,7 @@ from purgatory import (
     Purgatory,
     PurgatoryFull,
 )
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 

@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from helpers import Probe, iterations, outcome
 
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 

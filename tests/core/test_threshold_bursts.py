@@ -19,7 +19,7 @@ from purgatory import (
     ThresholdPurgatory,
 )
 from purgatory._core import threshold_queue as queue_module
-from purgatory._core.limits import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.threshold_queue import Segment
 from purgatory.testing import VirtualTimeLoop
 
