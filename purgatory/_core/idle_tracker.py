@@ -93,19 +93,6 @@ class IdleTracker(Generic[Id]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_entries",
-        "_loop",
-        "_loop_wheel",
-        "_name",
-        "_observers",
-        "_on_idle",
-        "_time",
-        "_timeout",
-    )
-
     def __init__(
         self,
         timeout: float,

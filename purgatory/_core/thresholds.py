@@ -140,30 +140,6 @@ class ThresholdPurgatory(Generic[K, V]):
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_closed",
-        "_completed",
-        "_continuation_scheduled",
-        "_expired",
-        "_failed",
-        "_idle_waiter",
-        "_inbox",
-        "_loop",
-        "_loop_wheel",
-        "_max_keys",
-        "_max_pending",
-        "_observers",
-        "_pending",
-        "_queues",
-        "_time",
-        "_unanswered",
-        "_wake_queue",
-        "_wheel",
-        "name",
-    )
-
     def __init__(
         self,
         name: str = "thresholds",
