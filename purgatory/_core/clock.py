@@ -43,13 +43,6 @@ class TickClock:
 
     __slots__ = ("is_whole", "rate", "tick")
 
-    tick: float
-    rate: float
-    """Ticks per second."""
-    is_whole: bool
-    """Whether `rate` is an integer. Then a tick begins exactly at its number divided by the
-    rate."""
-
     def __init__(self, tick: float) -> None:
         given, tick = tick, seconds("tick", tick)
         if not MIN_TICK <= tick < inf:
@@ -59,8 +52,11 @@ class TickClock:
             )
         rate = 1.0 / tick
         self.is_whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
+        """Whether `rate` is an integer. Then a tick begins exactly at its number divided by the
+        rate."""
         self.tick = tick
         self.rate = float(round(rate)) if self.is_whole else rate
+        """Ticks per second."""
 
     def instant(self, tick_number: float) -> float:
         """When a tick begins, in seconds of the loop's time."""

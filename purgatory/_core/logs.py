@@ -12,7 +12,8 @@ were suppressed.
 import os
 import sys
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable
+from contextlib import suppress
 from logging import getLogger
 from time import monotonic
 from typing import Any, Final, final
@@ -110,24 +111,18 @@ def wants_hints(loop: AbstractEventLoop) -> bool:
 def similar_key(purgatory: str, key: Hashable, watched: Container[Hashable]) -> None:
     """Logs a hint if `key` has no waiters, but a similar key of another type has. For debug
     mode."""
-    for other in _similar_keys(key):
-        try:
-            is_watched = other in watched
-        except Exception:
-            continue  # a key cannot be compared
-        if is_watched:
-            if similar_keys.allow(purgatory):
-                log.warning(
-                    "%s: the checked key %s (%s) has no waiters, but %s (%s) has: keys compare by"
-                    " equality%s",
-                    printable(purgatory),
-                    describe(key),
-                    type(key).__name__,
-                    describe(other),
-                    type(other).__name__,
-                    similar_keys.suppressed(purgatory),
-                )
-            return
+    other = _similar_key(key, watched)
+    if other is not None and similar_keys.allow(purgatory):
+        log.warning(
+            "%s: the checked key %s (%s) has no waiters, but %s (%s) has: keys compare by"
+            " equality%s",
+            printable(purgatory),
+            describe(key),
+            type(key).__name__,
+            describe(other),
+            type(other).__name__,
+            similar_keys.suppressed(purgatory),
+        )
 
 
 def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
@@ -140,9 +135,9 @@ def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
     )
 
 
-def _similar_keys(key: Any) -> Iterator[Hashable]:
-    """Similar keys of other types: the number in a text, the text of a number, of bytes or of a
-    UUID."""
+def _similar_key(key: Any, watched: Container[Hashable]) -> Hashable:
+    """A watched key of another type: the number in a text, the text of a number, of bytes or of a
+    UUID; or None."""
     if isinstance(key, str):
         makers: tuple[Any, ...] = (int, float, UUID, str.encode)
     elif isinstance(key, bytes):
@@ -150,10 +145,11 @@ def _similar_keys(key: Any) -> Iterator[Hashable]:
     else:
         makers = (str,)
     for maker in makers:
-        try:
-            yield maker(key)
-        except Exception:
-            continue
+        with suppress(Exception):  # there is no such key, or it cannot be compared
+            other: Hashable = maker(key)
+            if other in watched:
+                return other
+    return None
 
 
 def _list(keys: tuple[Hashable, ...]) -> str:
