@@ -42,23 +42,18 @@ def has_reached(key: object, value: Any, threshold: Any) -> bool:
         TypeError: the two cannot be compared, or are not in one order, as two sets may be.
     """
     try:
-        is_nan = _is_nan(threshold)
-        if not is_nan:
-            if value is UNKNOWN:
-                return False
-            if threshold <= value:
-                return True
-            if value < threshold:
-                return False
+        if _is_nan(threshold):
+            wait = f"wait for {describe(key)} to reach {describe(threshold)}"
+            raise ValueError(f"cannot {wait}: nothing ever does; {describe_value(value)}")
+        if value is UNKNOWN:
+            return False
+        if threshold <= value:
+            return True
+        if value < threshold:
+            return False
         why = "neither below nor past it"
-    except (
-        TypeError,
-        ArithmeticError,
-    ) as error:  # the latter is what Decimal says of a signalling NaN
-        is_nan, why = False, f"and {error}"
-    if is_nan:
-        wait = f"wait for {describe(key)} to reach {describe(threshold)}"
-        raise ValueError(f"cannot {wait}: nothing ever does; {describe_value(value)}")
+    except (TypeError, ArithmeticError) as error:  # Decimal's signalling NaN raises the latter
+        why = f"and {error}"
     what = f"cannot tell whether {describe(key)} has reached {describe(threshold)}"
     raise TypeError(f"{what}: {describe_value(value)}, {why}")
 
@@ -152,15 +147,13 @@ class ThresholdQueue:
                 continue
             try:
                 at, index, is_new = self._place_of(threshold)
+                segment = segments[at]
+                group = None if is_new else segment.waiters[index]
             except IndexError:
                 if self._changes == changes:
                     raise
                 continue
-            if self._changes != changes:
-                continue
-            segment = segments[at]
-            group = None if is_new else segment.waiters[index]
-            if not is_new and type(group) is not dict:
+            if group is not None and type(group) is not dict:
                 group = {cast(HasThreshold, group): None}
             if self._changes == changes:
                 break

@@ -105,7 +105,7 @@ class _Waiter(TimerEntry):
     timeout: float | None
 
     def _timer_expired(self) -> None:
-        self.purgatory._expired += self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
+        self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
 
     def __repr__(self) -> str:
         return f"<wait for {describe(self.queue.key)} to reach {describe(self.threshold)}>"
@@ -162,7 +162,9 @@ class ThresholdPurgatory(Generic[K, V]):
         self._observers = wait_notifier(observer, self._loop_wheel, name, "wait")
         self._queues: dict[Hashable, ThresholdQueue] = {}
         """Keys with a value or waiters -> their queues."""
-        self._pending = self._completed = self._failed = self._expired = self._cancelled = 0
+        self._pending = 0
+        self._ended = dict.fromkeys(Cause, 0)
+        """The number of waits that have ended, by cause."""
         self._wake_queue: deque[tuple[Iterator[_Waiter], Any, Cause]] = deque()
         """Waiters that have left their queue, with outcome and cause."""
         self._unanswered = 0
@@ -216,14 +218,12 @@ class ThresholdPurgatory(Generic[K, V]):
             )
         value = self._known(key)
         if has_reached(key, value, threshold):
-            self._completed += 1
-            self._notify_immediate(key, timeout, Cause.FIRST_TRY)
+            self._end_at_once(key, timeout, Cause.FIRST_TRY)
             return cast(V, value)
         now = self._time()
         when = None if timeout is None else now + timeout
         if when is not None and when <= now:
-            self._expired += 1
-            self._notify_immediate(key, timeout, Cause.DEADLINE)
+            self._end_at_once(key, timeout, Cause.DEADLINE)
             raise OperationTimeout(
                 f"{describe(key)} has not reached {describe(threshold)}: {describe_value(value)}"
             )
@@ -280,11 +280,7 @@ class ThresholdPurgatory(Generic[K, V]):
         waiters = queue.advance(value)
         if queue.is_discarded:  # the key was forgotten during the comparison
             queue.is_discarded = self._queues.setdefault(queue.key, queue) is not queue
-        if not waiters:
-            return 0
-        count = self._end(waiters, value, Cause.KEY)
-        self._completed += count
-        return count
+        return self._end(waiters, value, Cause.KEY) if waiters else 0
 
     def advance_threadsafe(self, key: K, value: V) -> None:
         """Calls `advance(key, value)` on the loop soon; may be called from any thread.
@@ -338,7 +334,6 @@ class ThresholdPurgatory(Generic[K, V]):
         removed = queue.clear() if above is None else queue.take_above(above)
         count = self._end(removed, Failure(exception), Cause.FAILED)
         self._discard_if_empty(queue)
-        self._failed += count
         return count
 
     def forget(self, key: K) -> bool:
@@ -424,15 +419,16 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def statistics(self) -> ThresholdStatistics:
         """A snapshot. Cost: O(1)."""
+        ended = self._ended
         return ThresholdStatistics(
             name=self.name,
             pending=self._pending,
             unanswered=self._unanswered,
             keys=len(self._queues),
-            completed=self._completed,
-            failed=self._failed,
-            expired=self._expired,
-            cancelled=self._cancelled,
+            completed=ended[Cause.FIRST_TRY] + ended[Cause.KEY],
+            failed=ended[Cause.FAILED],
+            expired=ended[Cause.DEADLINE],
+            cancelled=ended[Cause.CANCELLED] + ended[Cause.CLOSED],
             wake_ups=self._loop_wheel.wake_ups,
             moves=self._wheel.moves,
         )
@@ -501,7 +497,7 @@ class ThresholdPurgatory(Generic[K, V]):
         if self._observers is not None and waiter.started_at is None:
             self._notify_started(waiter)
         if queue.value is not UNKNOWN and threshold <= queue.value:
-            self._completed += self._end_one(waiter, queue.value, Cause.KEY)
+            self._end_one(waiter, queue.value, Cause.KEY)
         return waiter
 
     def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
@@ -526,12 +522,11 @@ class ThresholdPurgatory(Generic[K, V]):
 
     # -- ending
 
-    def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> int:
-        """Ends one wait. Returns the number of waits ended with `outcome`."""
-        if not waiter.queue.discard(waiter):
-            return 0
-        self._discard_if_empty(waiter.queue)
-        return self._end([waiter], outcome, cause)
+    def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
+        """Ends one wait, unless it has ended."""
+        if waiter.queue.discard(waiter):
+            self._discard_if_empty(waiter.queue)
+            self._end([waiter], outcome, cause)
 
     def _end_all(self, queue: ThresholdQueue) -> int:
         """Ends all waits of a key because of `aclose`. Returns their number."""
@@ -539,7 +534,6 @@ class ThresholdPurgatory(Generic[K, V]):
             return 0
         count = self._end(queue.clear(), CANCELLED, Cause.CLOSED)
         self._discard_if_empty(queue)
-        self._cancelled += count
         return count
 
     def _end(self, removed: list[Waiters], outcome: Any, cause: Cause) -> int:
@@ -555,7 +549,8 @@ class ThresholdPurgatory(Generic[K, V]):
             (left if waiter.future.cancelled() else waiters).append(waiter)
         self._pending -= len(waiters) + len(left)
         self._unanswered += len(waiters) + len(left)
-        self._cancelled += len(left)
+        self._ended[cause] += len(waiters)
+        self._ended[Cause.CANCELLED] += len(left)
         is_busy = bool(self._wake_queue)
         if left:
             self._wake_queue.append((iter(left), CANCELLED, Cause.CANCELLED))
@@ -634,8 +629,9 @@ class ThresholdPurgatory(Generic[K, V]):
         waiter.started_at = self._time()
         self._observers.started(waiter)
 
-    def _notify_immediate(self, key: Any, timeout: float | None, cause: Cause) -> None:
-        """Notifies of a wait that ended at once."""
+    def _end_at_once(self, key: Any, timeout: float | None, cause: Cause) -> None:
+        """Counts a wait that ended at its first comparison, and notifies of it."""
+        self._ended[cause] += 1
         if self._observers is not None:
             wait, now = object(), self._time()
             self._observers.started(wait)

@@ -431,6 +431,14 @@ async def test_cancelled_wait_is_passed_over(end):
     purgatory._check()
 
 
+async def test_closed_coroutine_counts_as_cancelled():
+    async with ThresholdPurgatory() as purgatory:
+        waiting = purgatory.wait("key", 1)
+        waiting.send(None)
+        waiting.close()
+        assert purgatory.pending == 0 and purgatory.statistics().cancelled == 1
+
+
 async def test_wait_cancelled_after_advance_counts_as_completed():
     async with ThresholdPurgatory() as purgatory:
         tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
