@@ -94,6 +94,12 @@ class Hadoop:
                 else []
             )
 
+    def is_on_this_machine(self, path: str) -> bool:
+        """Whether a path or a URI leads to a disk of this machine."""
+        with _one_line_errors(f"cannot use {path!r}"):
+            files, _ = self._at(path)
+            return bool(files.getScheme() == "file")
+
     def _at(self, name: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(name)
         return path.getFileSystem(self._configuration), path

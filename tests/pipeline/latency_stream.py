@@ -1,10 +1,11 @@
 """Measures how long `stream` takes from a deadline or a signal to the answer, and its CPU time
 while it is idle.
 
-    python tests/pipeline/latency_stream.py --folder DIR [--idle 5] [--seconds 40]
+    python tests/pipeline/latency_stream.py --folder DIR [--idle 5] [--seconds 90] [--warm 30]
 
 Runs the program once for each case, with JSON files, one a second. An answer is there when Spark
-has committed its batch.
+has committed its batch. Answers to the rows of the first `--warm` seconds are counted apart: Java
+compiles then. For the others, the steps of their batches are shown, too, as medians.
 
     both        an operation and its signal each second
     operations  an operation each second, with a deadline three seconds later; no signal
@@ -16,10 +17,12 @@ has committed its batch.
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +32,8 @@ import pyarrow.parquet as pq
 
 DEADLINE = 3.0
 IDLE_SECONDS = 60.0
+SECONDS = re.compile(r" in ([\d.]+) s ")
+STEP = re.compile(r"(\w+) ([\d.]+) s")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,6 +50,7 @@ class Case:
         command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--format", "json"]
         command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
         command += ["--shards", "2", "--delay", str(options.delay), "--idle", str(options.idle)]
+        command.append("--verbose")  # for the steps of batches
         with (folder / "log").open("w") as log:
             self.job = subprocess.Popen(
                 [*command, "--master", "local[2]"], stdout=log, stderr=log, start_new_session=True
@@ -94,8 +100,26 @@ class Case:
                 seconds[stat.parent.name] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
         return seconds
 
+    def batches_before(self, at: float) -> int:
+        """How many batches were committed before an instant. Spark keeps the last 100 commits."""
+        commits = (self.folder / "checkpoint" / "commits").glob("[0-9]*")
+        return max((int(each.name) + 1 for each in commits if each.stat().st_mtime < at), default=0)
+
     def batches(self) -> int:
         return (self.folder / "log").read_text().count("batch ")
+
+    def steps(self, since: int) -> str:
+        """The medians of the steps of the batches since one of them."""
+        lines = (self.folder / "log").read_text().splitlines()
+        found = defaultdict(list)
+        starts = [number for number, line in enumerate(lines) if line.startswith("batch ")]
+        for start in starts[since:]:
+            found["batch"].append(float(SECONDS.search(lines[start])[1]))  # type: ignore[index]
+            for name, seconds in STEP.findall(lines[start + 1]):
+                found[name].append(float(seconds))
+        medians = {name: median(seconds) for name, seconds in found.items()}
+        longest = sorted(medians.items(), key=lambda each: -each[1])
+        return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest)
 
     def end(self) -> None:
         os.killpg(self.job.pid, signal.SIGKILL)
@@ -161,29 +185,37 @@ def silent(case: Case, seconds: int, due: dict[str, float]) -> None:
     due.update({f"o{n}": now + DEADLINE + n for n in range(seconds)})
 
 
+def described(late: list[float]) -> str:
+    p90 = quantiles(late, n=10)[-1] if len(late) > 1 else late[0]
+    return (
+        f"{len(late)} answers, median {median(late):.1f} s, p90 {p90:.1f} s, most {late[-1]:.1f} s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--idle", default="5")
     parser.add_argument("--delay", type=float, default=1.0)
-    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--seconds", type=int, default=90)
+    parser.add_argument("--warm", type=float, default=30)
     parser.add_argument("--cases", nargs="+", default=["both", "operations", "signals", "silent"])
     options = parser.parse_args()
     for name in options.cases:
         case, due = Case(options.folder / name, options), dict[str, float]()
         try:
             case.warm_up()
-            before = case.batches()
+            warm = time.time() + options.warm
             globals()[name](case, options.seconds, due)
             found = case.wait_for(len(due) + 1)
-            late = sorted(found[each] - at for each, at in due.items())
-            batches = case.batches() - before
-            print(
-                f"{name:10}  {len(late)} answers, median {median(late):.1f} s, "
-                f"p90 {quantiles(late, n=10)[-1]:.1f} s, most {late[-1]:.1f} s; {batches} batches; "
-                f"load {os.getloadavg()[0]:.1f}",
-                flush=True,
-            )
+            print(f"{name}, load {os.getloadavg()[0]:.1f}")
+            for part, ids in (
+                ("first", [each for each, at in due.items() if at < warm]),
+                ("later", [each for each, at in due.items() if at >= warm]),
+            ):
+                if late := sorted(found[each] - due[each] for each in ids):
+                    print(f"  {part}  {described(late)}")
+            print(f"  {case.steps(case.batches_before(warm))}", flush=True)
             if name == "silent":
                 idle(case)
         finally:

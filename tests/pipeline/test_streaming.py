@@ -33,6 +33,35 @@ def test_error_of_a_query_is_one_line() -> None:
     assert _command._brief(ValueError("as it is")) == "as it is"
 
 
+@pytest.mark.parametrize(
+    ("folders", "configured", "changed"),
+    [
+        (("state", "out"), False, True),
+        (("state", "out"), True, False),
+        (("state", "hdfs://x/out"), False, False),
+        (("hdfs://x/state", "out"), False, False),
+    ],
+)
+def test_only_local_unconfigured_checkpoints_rename_without_processes(
+    folders: tuple[str, str], configured: bool, changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, hadoop = MagicMock(), MagicMock()
+    spark.sparkContext.getConf().contains.return_value = configured
+    hadoop.return_value.is_on_this_machine = lambda path: "://" not in path
+    monkeypatch.setattr(_command, "Hadoop", hadoop)
+
+    _command._rename_without_processes(spark, *folders)
+
+    assert spark.conf.set.called == changed
+
+
+def test_steps_of_a_batch_show_longest_first() -> None:
+    took = {"walCommit": 20, "addBatch": 1100, "triggerExecution": 1150}
+
+    assert _job._steps({"durationMs": took}) == "  addBatch 1.10 s, walCommit 0.02 s"
+    assert len(took) == 3
+
+
 def test_failed_query_stops_the_sending_query(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,8 +14,11 @@ import threading
 from typing import Final
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline._session import spark_session
 from purgatory.pipeline._shown import shown
 from purgatory.pipeline.streaming._dashboard import address
@@ -34,8 +37,12 @@ SETTINGS: Final = {
     # Each progress shows up to when an input is read, and so may let a deadline pass.
     "spark.sql.streaming.noDataProgressEventInterval": "1s",
 }
-
-
+CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
+WITHOUT_PROCESSES: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""How Spark renames the files of a checkpoint on this machine. By default it starts a process,
+``readlink``, for each name: some fifty in each batch. Both rename a file within its folder."""
 FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |( SQLSTATE: \w+)+$")
 """What Spark adds around the message of an error that ended a query."""
 
@@ -200,10 +207,19 @@ def run(options: argparse.Namespace) -> int:
         ):  # only now: Spark sets a handler of SIGINT when it starts
             signal.signal(number, lambda *_: stop.set())
         try:
+            _rename_without_processes(spark, options.checkpoint, options.out)
             return Job(spark, options, stop).run()
         except (ShardsChanged, ValueError, PySparkException) as error:
             print(shown(f"cannot stream: {_brief(error)}"), file=sys.stderr)
             return 1
+
+
+def _rename_without_processes(spark: SparkSession, *folders: str) -> None:
+    """Chooses how Spark renames files, if `folders` are on this machine and the user has not."""
+    if is_remote() or spark.sparkContext.getConf().contains(CHECKPOINT_FILES):
+        return
+    if all(map(Hadoop(spark).is_on_this_machine, folders)):
+        spark.conf.set(CHECKPOINT_FILES, WITHOUT_PROCESSES)
 
 
 def _brief(error: Exception) -> str:

@@ -246,11 +246,13 @@ class Job:
         return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()
 
     def _report(self, progress: list[Any]) -> None:
-        """Prints a line for each batch."""
+        """Prints a line for each batch, and with `--verbose` another one with its steps."""
         for each in progress:
             if "addBatch" in each["durationMs"]:
                 self._has_read = True
                 print(_describe(each), flush=True)
+                if self.options.verbose:
+                    print(_steps(each), flush=True)
                 if self.meter is not None:
                     update_meter(self.meter, each)
 
@@ -290,3 +292,11 @@ def _describe(progress: Any) -> str:
         f"watermark {progress['eventTime'].get('watermark', 'none yet')}; "
         f"state {state['numRowsTotal']:,} rows, {state['memoryUsedBytes'] / 2**20:.1f} MiB"
     )
+
+
+def _steps(progress: Any) -> str:
+    """How long the steps of a batch took, by Spark's names of them, the longest first."""
+    steps = {**progress["durationMs"]}
+    del steps["triggerExecution"]
+    longest = sorted(steps.items(), key=lambda each: -each[1])
+    return "  " + ", ".join(f"{name} {ms / 1000:.2f} s" for name, ms in longest)

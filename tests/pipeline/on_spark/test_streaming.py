@@ -94,6 +94,8 @@ def test_stopped_stream_ends_between_two_batches(
     )
     assert f"continue from {tmp_path / 'checkpoint'}" in said
     assert spark.streams.active == []
+    assert spark.conf.get(_command.CHECKPOINT_FILES) == _command.WITHOUT_PROCESSES
+    spark.conf.unset(_command.CHECKPOINT_FILES)
 
 
 def test_impossible_instant_is_late_and_moves_no_watermark(
