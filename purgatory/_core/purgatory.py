@@ -267,9 +267,9 @@ class Purgatory(Generic[Op]):
                 `aclose`.
             BaseException: the exception of a hook; and the errors of `try_complete_else_watch`.
         """
-        self.try_complete_else_watch(operation, keys)  # type: ignore[arg-type]  # of any kind: only the caller gets it
+        has_ended = self.try_complete_else_watch(operation, keys)  # type: ignore[arg-type]  # of any kind: only the caller gets it
         try:
-            if not has_result(operation):
+            if not (has_ended and has_result(operation)):
                 await add_owner(operation)
             return operation.result()
         except BaseException:
