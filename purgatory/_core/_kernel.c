@@ -231,6 +231,14 @@ static inline int is_number(PyObject *object, long long number) {
     return is_int(object) && PyLong_AsLongLongAndOverflow(object, &overflow) == number && !overflow;
 }
 
+static double number_of(PyObject *object) { /* NaN for anything but a float or an int that fits */
+    if (is_float(object)) return PyFloat_AS_DOUBLE(object);
+    double number = is_int(object) ? PyLong_AsDouble(object) : Py_NAN;
+    if (number != -1.0 || !PyErr_Occurred()) return number;
+    PyErr_Clear();
+    return Py_NAN;
+}
+
 static inline PyObject *get(PyObject *value) { /* a new reference; None for a deleted slot */
     return Py_NewRef(value != NULL ? value : Py_None);
 }
@@ -253,9 +261,13 @@ static inline int done(PyObject *result) {
 
 /* calls a function in C, such as a clock, directly: half the cost of a call from Python */
 static PyObject *call_no_args(PyObject *function) {
-    if (!PyCFunction_CheckExact(function) || PyCFunction_GET_FLAGS(function) != METH_NOARGS)
-        return PyObject_CallNoArgs(function);
-    return PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), NULL);
+    function = get(function); /* the slot that it is in may change during the call */
+    int is_plain =
+        PyCFunction_CheckExact(function) && PyCFunction_GET_FLAGS(function) == METH_NOARGS;
+    PyObject *result = !is_plain ? PyObject_CallNoArgs(function)
+        : PyCFunction_GET_FUNCTION(function)(PyCFunction_GET_SELF(function), NULL);
+    Py_DECREF(function);
+    return result;
 }
 
 static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an exception */
@@ -725,29 +737,21 @@ static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when
 /* wheel.TimingWheel.remove(self, entry) */
 static int remove_entry(State *st, PyObject *wheel, PyObject *entry) { /* 0 if it is in no wheel */
     Chunk *chunk = CHUNK(entry);
-    PyObject *on_empty = AT(wheel, Wheel, _on_empty), *notify = AT(wheel, Wheel, notify_empty);
     if (chunk == NULL) return 0;
-    if (on_empty == NULL || notify == NULL || !PyBool_Check(notify)) return PASSED;
-    int calls = chunk->size == 1 && notify == Py_True, failed = 0;
-    if (calls) Py_INCREF(on_empty);
+    int empties = chunk->size == 1 && AT(wheel, Wheel, notify_empty) == Py_True;
     unlink_entry((Entry *)entry);
-    if (calls) {
-        failed = done(PyObject_CallNoArgs(on_empty));
-        Py_DECREF(on_empty);
-    }
-    return failed ? -1 : 1;
+    return empties && done(call_no_args(AT(wheel, Wheel, _on_empty))) ? -1 : 1;
 }
 static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_a(a[0], st->Wheel) || !is_kind_of(a[1], st->Entry)) return PASS;
     int removed = remove_entry(st, a[0], a[1]);
-    return removed == PASSED ? PASS : removed < 0 ? NULL : PyBool_FromLong(removed);
+    return removed < 0 ? NULL : PyBool_FromLong(removed);
 }
 static int remove_from_wheel(State *st, PyObject *wheel, PyObject *entry) {
-    int removed = is_a(wheel, st->Wheel) ? remove_entry(st, wheel, entry) : PASSED;
-    if (removed != PASSED) return removed;
+    if (is_a(wheel, st->Wheel)) return remove_entry(st, wheel, entry);
     PyObject *answer = CALL(wheel, remove, entry);
-    removed = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    int removed = answer == NULL ? -1 : PyObject_IsTrue(answer);
     Py_XDECREF(answer);
     return removed;
 }
@@ -811,22 +815,20 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
 static int timer_is_plain(State *st, PyObject *timer) {
     if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None
         || AT(timer, Timer, _max_pending) != Py_None
-        || AT(timer, Timer, _wheel) == NULL || AT(timer, Timer, _time) == NULL) return 0;
+        || AT(timer, Timer, _wheel) == NULL) return 0;
     return is_running(st, AT(timer, Timer, _loop));
 }
 
 static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int is_delay) {
     PyObject *timer = a[0], *task = NULL, *result = NULL;
-    if (!is_float(a[1])) return PASS;
+    double at = number_of(a[1]);
+    if (isnan(at)) return PASS;
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
-    PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel)),
-        *time = Py_NewRef(AT(timer, Timer, _time));
-    PyObject *now = call_no_args(time);
-    Py_DECREF(time);
+    PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel));
+    PyObject *now = call_no_args(AT(timer, Timer, _time));
     if (now == NULL) goto out;
-    double at = PyFloat_AS_DOUBLE(a[1]);
-    if (!is_float(now) || isnan(at)) {
+    if (!is_float(now)) {
         result = PASS;
         goto out;
     }
@@ -878,8 +880,7 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *callback = AT(task, Task, _callback);
     if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED)
         return PASS;
-    PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = call_no_args(time);
-    Py_DECREF(time);
+    PyObject *now = call_no_args(AT(timer, Timer, _time));
     if (now == NULL) return NULL;
     double when = PyFloat_AS_DOUBLE(a[1]);
     int is_later = is_float(now) && CHUNK(task) != NULL && when >= DEADLINE(task)
@@ -893,33 +894,26 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 /* timeouts.timeout(delay), on a loop with a wheel of timeouts */
 static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_float(a[0])) return PASS;
-    PyObject *loop = call_no_args(st->running_loop);
+    double delay = number_of(a[0]);
+    if (isnan(delay)) return PASS;
+    PyObject *loop = call_no_args(st->running_loop), *result = NULL;
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
-    PyObject *time = is_a(loop_wheel, st->LoopWheel) ? AT(loop_wheel, Binding, time) : NULL;
-    if (time == NULL) {
+    if (!is_a(loop_wheel, st->LoopWheel)) {
         PyErr_Clear();
         Py_XDECREF(loop_wheel);
         return PASS;
     }
-    Py_INCREF(time);
-    Py_DECREF(loop_wheel);
-    PyObject *now = call_no_args(time), *made = NULL, *result = NULL;
-    Py_DECREF(time);
-    if (now == NULL) return NULL;
-    PyObject *when = is_float(now)
-        ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(a[0])) : NULL;
-    if (!is_float(now)) result = PASS;
-    else if (when != NULL) result = made = st->Timeout->tp_alloc(st->Timeout, 0);
-    if (made != NULL) {
-        AT(made, Timeout, _state) = Py_NewRef(st->CREATED);
-        AT(made, Timeout, _handle) = Py_NewRef(Py_None);
-        AT(made, Timeout, _when) = Py_NewRef(when);
+    PyObject *now = call_no_args(AT(loop_wheel, Binding, time)), *when = NULL;
+    if (now != NULL && !is_float(now)) result = PASS;
+    else if (now != NULL && (when = PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + delay)) != NULL
+        && (result = st->Timeout->tp_alloc(st->Timeout, 0)) != NULL) {
+        AT(result, Timeout, _state) = Py_NewRef(st->CREATED);
+        AT(result, Timeout, _handle) = Py_NewRef(Py_None);
+        AT(result, Timeout, _when) = Py_NewRef(when);
     }
-    Py_DECREF(now);
-    Py_XDECREF(when);
+    Py_DECREF(loop_wheel); Py_XDECREF(now); Py_XDECREF(when);
     return result;
 }
 
@@ -942,14 +936,9 @@ static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
     (void)st;
     return PyDict_Pop(dict, key, found) < 0 ? -1 : 0;
 #else
-    /* call a key's own methods only once */
-    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) {
-        *found = CALL(dict, pop, key, Py_None);
-        if (*found == Py_None) Py_CLEAR(*found);
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    *found = Py_XNewRef(PyDict_GetItemWithError(dict, key));
-    return *found != NULL ? PyDict_DelItem(dict, key) : PyErr_Occurred() ? -1 : 0;
+    *found = CALL(dict, pop, key, Py_None);
+    if (*found == Py_None) Py_CLEAR(*found);
+    return PyErr_Occurred() ? -1 : 0;
 #endif
 }
 
@@ -1389,12 +1378,8 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     State *st = self->st;
     PyObject *operation = a[0], *timeout = count == 2 ? a[1] : Py_None;
     if (!is_kind_of(operation, st->Operation) || !IS(operation, NEW)) return PASS;
-    double seconds = timeout == Py_None ? Py_NAN : is_float(timeout) ? PyFloat_AS_DOUBLE(timeout)
-        : is_int(timeout) ? PyLong_AsDouble(timeout) : -1.0;
-    if (seconds <= 0.0 || (isnan(seconds) && timeout != Py_None)) {
-        PyErr_Clear();
-        return PASS;
-    }
+    double seconds = timeout == Py_None ? Py_NAN : number_of(timeout);
+    if (timeout != Py_None && !(seconds > 0.0)) return PASS;
     OP(operation)->timeout = seconds;
     DEADLINE(operation) = Py_NAN;
     OP(operation)->state = PENDING;
@@ -1560,10 +1545,7 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         || !is_whole(st, AT(engine, Engine, watchers))) return PASS;
     Py_INCREF(engine); Py_INCREF(dispatcher);
     if ((watched = watched_keys(st, a[2])) == NULL) goto out;
-    PyObject *time = get(AT(engine, Engine, time));
-    now = call_no_args(time);
-    Py_DECREF(time);
-    if (now == NULL) goto out;
+    if ((now = call_no_args(AT(engine, Engine, time))) == NULL) goto out;
     /* A key's own methods may have run a check, or watched the operation. */
     if (!is_float(now) || !is_watchable(st, engine, operation)) {
         result = PASS;
