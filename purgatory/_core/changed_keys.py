@@ -19,16 +19,22 @@ class Keyed(Protocol):
 E = TypeVar("E", bound=Keyed)
 
 
-def remove_keyed(table: dict[Any, E], entry: E) -> bool:
+def remove_keyed(table: dict[Any, E], entry: E, found: E | None = None) -> bool:
     """Removes `entry`, which was stored under its `key`; False if it cannot be found.
 
+    Args:
+        table: by key.
+        entry: contained in it.
+        found: was removed in its place, if the caller has looked it up.
+
     Raises:
-        BaseException: the exception of a method of a key.
+        BaseException: the exception of a method of a key; the other entries are put back.
     """
     key = entry.key
-    found = table.pop(key, None)
-    if found is None or found is entry:
-        return found is entry
+    if found is None:
+        found = table.pop(key, None)
+        if found is None or found is entry:
+            return found is entry
     return remove_entry(table, key, entry, found, lambda each: table.setdefault(each.key, each))
 
 
