@@ -64,11 +64,12 @@ class Case:
 
     def answers(self) -> dict[str, float]:
         """When the outcome of each operation was committed, by id."""
-        for batch in (self.folder / "out" / "_spark_metadata").glob("[0-9]*"):
+        batches = (self.folder / "out" / "_spark_metadata").glob("[0-9]*")
+        for batch in sorted(batches, key=lambda each: int(each.stem)):
             at = batch.stat().st_mtime
             for line in batch.read_text().splitlines()[1:]:
                 path = json.loads(line)["path"].removeprefix("file://")
-                if path not in self.read:  # every tenth batch has those before it, too
+                if path not in self.read:  # every tenth batch lists those before it, too
                     self.read.add(path)
                     rows = pq.ParquetFile(path).read(["operation_id"])
                     self.found.update(dict.fromkeys(rows["operation_id"].to_pylist(), at))
