@@ -184,28 +184,23 @@ def no_watcher_of_sse_starlettes() -> Iterator[None]:
     AppStatus.enable_automatic_graceful_drain_mode()
 
 
-class SparkInTwoProcesses(LoadScopeScheduling):
-    """Distributes tests one by one, except for two groups of tests on Spark: tests that share a
-    session, and tests that start Spark in processes of their own. (pytest-xdist's groups do not
-    work with pytest 9.2.)"""
+class SparkInGroups(LoadScopeScheduling):
+    """Distributes tests one by one, except for tests on Spark, of which each group stays in one
+    process: the tests that share a session, and the tests that start Spark in processes of their
+    own, in three parts. (pytest-xdist's groups do not work with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")
         if not folder:
             return nodeid
+        if name.startswith(
+            ("test_interrupts", "test_library.py::test_spark_connect", "test_session")
+        ):
+            return "processes of Spark"
         return (
-            "processes of Spark"
-            if name.startswith(
-                (
-                    "test_interrupts",
-                    "test_library.py::test_spark_connect",
-                    "test_session",
-                    "test_topics",
-                )
-            )
-            else "Spark"
+            name.partition("::")[0] if name.startswith(("test_cluster", "test_topics")) else "Spark"
         )
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return SparkInTwoProcesses(config, log)
+    return SparkInGroups(config, log)

@@ -23,7 +23,7 @@ from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
 
 THOROUGHNESS = int(os.environ.get("PURGATORY_THOROUGHNESS", "1"))
 """How many times as many random histories and rounds the slow tests run. The gate has half an hour;
-the nightly run takes 5."""
+the nightly run takes 10."""
 
 
 class Probe(DelayedOperation[Any]):

@@ -341,7 +341,9 @@ def test_relay_measures_replies_and_what_expires(
     need("redis-server", "needs redis-server: apt-get install redis-server")
     monkeypatch.setattr(replies, "SETTLED", 400)
     monkeypatch.setattr(replies, "TTL", 1.0)
-    report = report_of(tmp_path, "relay", "--replies", "--expired", "2000", "--seconds", "2")
+    monkeypatch.setattr(replies, "STABLE_FOR", 2)
+    monkeypatch.setattr(replies, "MAX_GIVING_BACK", 5)
+    report = report_of(tmp_path, "relay", "--replies", "--expired", "500", "--seconds", "2")
 
     assert [row["store"] for row in report["rows"]] == ["file", "redis"]
     for row in report["rows"]:

@@ -206,7 +206,7 @@ def test_failing_allocations_are_memory_errors(built):
 
 
 @pytest.mark.parametrize(
-    "rounds", [2_000, pytest.param(20_000 * THOROUGHNESS, marks=pytest.mark.slow)]
+    "rounds", [2_000, pytest.param(10_000 * THOROUGHNESS, marks=pytest.mark.slow)]
 )
 def test_no_path_through_kernel_leaks(built, rounds):
     assert run("leaks", rounds) == "done\n"

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from helpers import THOROUGHNESS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -547,5 +548,5 @@ class TestThePurgatoryDoesWhatANaiveListWouldDo(Comparison.TestCase):  # type: i
 
 
 @pytest.mark.slow
-class TestThePurgatoryDoesWhatANaiveListWouldDoAThousandTimes(Comparison.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(IN_FEW_HISTORIES, max_examples=1000)
+class TestThePurgatoryDoesWhatANaiveListWouldDoAtLength(Comparison.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(IN_FEW_HISTORIES, max_examples=200 * THOROUGHNESS)

@@ -33,7 +33,7 @@ MAX_PER_ITERATION = 8
 
 STEPS = 60
 FAST_SEEDS = range(50)
-SLOW_SEEDS = range(2_000 * THOROUGHNESS)
+SLOW_SEEDS = range(1_000 * THOROUGHNESS)
 SLOW_BATCHES = 10
 
 MINUTE, DAY = 60.0, 86_400.0
@@ -431,7 +431,7 @@ def test_wheel_matches_sorted_list() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(SLOW_BATCHES))
 def test_wheel_matches_sorted_list_in_many_histories(batch: int) -> None:
-    assert run_histories(SLOW_SEEDS[batch::SLOW_BATCHES]) > 50 * 200
+    assert run_histories(SLOW_SEEDS[batch::SLOW_BATCHES]) > 50 * 100
 
 
 def test_same_seed_gives_same_history() -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 import pyspark
+from java import JAVA_FOR_TESTS
 from maven import Unavailable, jars
 from ports import free_ports
-from streams import JAVA_FOR_TESTS
 
 JARS: Final = Path(pyspark.__file__).parent / "jars"
 HADOOP: Final = (

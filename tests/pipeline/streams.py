@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from java import JAVA_FOR_TESTS
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
@@ -22,9 +23,6 @@ from purgatory.pipeline.streaming._command import add_arguments
 from purgatory.pipeline.streaming._job import Job
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-JAVA_FOR_TESTS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Of the environment of `stream` as a process: it ends before the better of Java's compilers would
-have paid."""
 DELAY = 6.0
 """Seconds by which events may be out of order, as an option of `stream`."""
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
+from helpers import THOROUGHNESS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -426,7 +427,7 @@ def test_random_silences_decide_as_the_definition(seed: int, pauses: bool) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # Hypothesis calls a timeout flaky
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=150 * THOROUGHNESS)
 @given(st.integers(0, 10**9), st.booleans())
 def test_random_silences_decide_as_the_definition_at_length(seed: int, pauses: bool) -> None:
     with_silences(seed, pauses)

@@ -16,9 +16,9 @@ from typing import Any
 from check_stream import Row
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from java import JAVA_FOR_TESTS
 from kafka_server import connector
 from orders import SECOND, Traffic
-from streams import JAVA_FOR_TESTS
 
 from purgatory.pipeline.streaming import encode_operation, encode_signal
 

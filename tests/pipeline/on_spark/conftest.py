@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
+from java import OPTIONS
 from pyspark.sql import SparkSession
 from requirements import unavailable
 
@@ -16,7 +17,7 @@ from purgatory.pipeline._session import SparkUnavailable, check_java, spark_sess
 from purgatory.pipeline.simulate import _command as simulate
 
 SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": OPTIONS,
     "spark.driver.memory": "1g",
     # planning anew and compiling take longer than so few rows
     "spark.sql.adaptive.enabled": "false",

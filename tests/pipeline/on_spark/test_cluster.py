@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyspark
 import pytest
 from clusters import hdfs, standalone
+from java import JAVA_FOR_TESTS
 from journals import assert_tables_equal, check, damage, random_operations, tables, write
 from maven import Unavailable
 from pyspark.sql import SparkSession
@@ -20,7 +21,7 @@ from readme_blocks import ROOT, blocks
 from requirements import unavailable
 from runs import run_of_a_server
 from runs import write as write_runs
-from streams import JAVA_FOR_TESTS, as_parquet, happens, put, waits
+from streams import as_parquet, happens, put, waits
 
 from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline.streaming import OPERATIONS, SIGNALS

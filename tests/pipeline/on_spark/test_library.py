@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from java import JAVA_FOR_TESTS
 from journals import Found, account, assert_tables_equal, check, damage, random_operations, write
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from streams import JAVA_FOR_TESTS
 
 from purgatory.pipeline._schemas import CHECKS, OPERATIONS
 from purgatory.pipeline.report._queries import TABLES

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from java import JAVA_FOR_TESTS
 from journals import account, assert_tables_equal, operation, random_operations, tables, write
-from streams import JAVA_FOR_TESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -17,9 +17,11 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 def test_spark_output_reaches_terminal_only_on_request(program: Program, tmp_path: Path) -> None:
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     out = ("--out", tmp_path / "out", "--master", "local[1]")
+    environment = {**os.environ, **JAVA_FOR_TESTS}
     report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", *out)
 
-    quiet, verbose = program(*report, timeout=600), program(*report, "--verbose", timeout=600)
+    quiet = program(*report, env=environment, timeout=600)
+    verbose = program(*report, "--verbose", env=environment, timeout=600)
 
     assert quiet.stderr == ""
     assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
