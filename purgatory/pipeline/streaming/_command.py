@@ -42,7 +42,8 @@ WITHOUT_PROCESSES: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 """How Spark renames the files of a checkpoint on this machine. By default it starts a process,
-``readlink``, for each name: some fifty in each batch. Both rename a file within its folder."""
+``readlink`` or ``chmod``, for each name: some 60 in each batch. Both rename a file within its
+folder."""
 FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |( SQLSTATE: \w+)+$")
 """What Spark adds around the message of an error that ended a query."""
 
