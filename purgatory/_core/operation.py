@@ -576,12 +576,16 @@ def add_waiter(operation: Operation) -> "Future[None]":
         waiters[future] = None
     else:
         operation._op_waiters = {cast("Future[None]", waiters): None, future: None}
+    if has_result(operation):  # ended by a finalizer while the future was made
+        wake_waiters(operation)
     return future
 
 
 def add_owner(operation: Operation) -> "Future[None]":
     """A future that is done when the operation has a result, for the task that it belongs to."""
     operation._op_owner = future = get_running_loop().create_future()
+    if has_result(operation):  # ended by a finalizer while the future was made
+        wake_waiters(operation)
     return future
 
 

@@ -597,3 +597,49 @@ def test_call_outside_loop_is_explained_despite_raising_repr():
     for call in (purgatory.check_and_complete, purgatory.cancel_for_key):
         with pytest.raises(WrongLoop, match="Key"):
             call(Key())
+
+
+class EndingLoop(VirtualTimeLoop):
+    """Calls `end` when a future is made, as the collector calls a finalizer there."""
+
+    end = None
+
+    def create_future(self):
+        future = super().create_future()
+        if self.end is not None:
+            end, self.end = self.end, None
+            end()
+        return future
+
+
+@pytest.mark.parametrize("how", ["force_complete", "cancel"])
+@pytest.mark.parametrize("way", ["wait", "await", "second await"])
+def test_end_while_a_future_is_made_answers(how, way):
+    async def main():
+        loop, purgatory, operation = (
+            asyncio.get_running_loop(),
+            Purgatory(),
+            Probe(60, name="answer"),
+        )
+
+        async def wait():
+            if way == "wait":
+                return await purgatory.wait(operation, ["key"])
+            return await operation
+
+        others = []
+        if way != "wait":
+            purgatory.try_complete_else_watch(operation, ["key"])
+        if way == "second await":
+            others = [asyncio.create_task(outcome(operation))]
+            await iterations()
+        task = asyncio.create_task(outcome(wait()))
+        loop.end = getattr(operation, how)
+        await iterations(3)
+        assert operation.is_completed and task.done()
+        for each in (task, *others):
+            answer = await each
+            assert isinstance(answer, OperationCancelled) if how == "cancel" else answer == "answer"
+
+    with asyncio.Runner(loop_factory=EndingLoop) as runner:
+        runner.run(main())
