@@ -1512,7 +1512,7 @@ static int is_watchable(State *st, PyObject *engine, PyObject *operation) {
 static int wait_until(State *st, PyObject *engine, PyObject *operation, PyObject *watched,
     double when, PyObject *now) {
     if (when <= PyFloat_AS_DOUBLE(now) || AT(engine, Engine, has_limits) != Py_False) {
-        PyObject *until = get_time(operation, when, "_timer_deadline");
+        PyObject *until = get_time(operation, assigned(when), "_timer_deadline");
         PyObject *answer = until == NULL ? NULL : CALL(engine, may_wait, operation, until, now);
         int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(until); Py_XDECREF(answer);

@@ -34,6 +34,7 @@ from purgatory import (
     PurgatoryFull,
 )
 from purgatory._core.loop import MAX_PER_ITERATION
+from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -986,3 +987,20 @@ async def test_idle_purgatory_releases_memory_of_its_keys():
     await iterations(2)
     assert getsizeof(purgatory._engine.by_key) < full / 100
     purgatory._check()
+
+
+def test_deadline_at_zero_of_the_clock_may_wait():
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: -5.0
+        purgatory = Purgatory(max_pending=5)
+        for operation in (Probe(5.0), Probe(5.0)):
+            assert not purgatory.try_complete_else_watch(operation, ["key"])
+            assert operation.deadline == 0.0
+        await purgatory.aclose()
+
+    loop = VirtualTimeLoop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
