@@ -2,9 +2,10 @@
 results."""
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from purgatory._core.arguments import printable
+from purgatory._core.arguments import describe, printable
 from purgatory._core.loop import Report
 
 T = TypeVar("T")
@@ -19,41 +20,74 @@ class Keyed(Protocol):
 E = TypeVar("E", bound=Keyed)
 
 
-def remove_keyed(table: dict[Any, E], entry: E, found: E | None = None) -> bool:
-    """Removes `entry`, which was stored under its `key`; False if it cannot be found.
+class LostKey:
+    """Replaces a key under which an entry cannot be stored again."""
+
+    __slots__ = ("_hash", "key")
+
+    def __init__(self, key: Hashable, number: int) -> None:
+        self.key = key
+        # Not derived from the address, which would make runs differ, nor from the key.
+        self._hash = hash((0x70757267, number))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"<lost key {describe(self.key)}>"
+
+
+def remove_or_report(
+    table: dict[Any, E], entry: E, what: str, report: Report, found: E | None = None
+) -> bool:
+    """Removes `entry`, which was stored under its `key`; False if it cannot be found. Does not
+    raise.
+
+    Reports it then, and each entry whose key equals another one by now: that entry stays in the
+    table under a `LostKey`.
 
     Args:
         table: by key.
         entry: contained in it.
-        found: was removed in its place, if the caller has looked it up.
-
-    Raises:
-        BaseException: the exception of a method of a key; the other entries are put back.
-    """
-    key = entry.key
-    if found is None:
-        found = table.pop(key, None)
-        if found is None or found is entry:
-            return found is entry
-    return remove_entry(table, key, entry, found, lambda each: table.setdefault(each.key, each))
-
-
-def remove_or_report(table: dict[Any, E], entry: E, what: str, report: Report) -> bool:
-    """As `remove_keyed`, but reports an entry that cannot be found, and exceptions.
-
-    Args:
         what: what the key was: "was a key".
-        report: called with a message and the exception, or None.
+        report: called with a message and the exception of a method of a key, or None.
+        found: was removed in its place, if the caller has looked it up.
     """
     raised = None
     try:
-        if remove_keyed(table, entry):
+        if found is None:
+            found = table.pop(entry.key, None)
+        if found is entry:
             return True
+        if found is not None:
+            put_back = partial(_put_back, table, what, report)
+            if remove_entry(table, entry.key, entry, found, put_back):
+                return True
     except BaseException as error:
         raised = error
+    for key, each in list(table.items()):
+        if each is entry and type(key) is LostKey:
+            del table[key]
+            return True
+    _report_lost(entry, what, report, raised)
+    return False
+
+
+def _put_back(table: dict[Any, E], what: str, report: Report, entry: E) -> None:
+    """Stores an entry without overwriting another one. Does not raise."""
+    raised = None
+    try:
+        if table.setdefault(entry.key, entry) is entry:
+            return
+    except BaseException as error:
+        raised = error
+    table[LostKey(entry.key, len(table))] = entry
+    _report_lost(entry, what, report, raised)
+
+
+def _report_lost(entry: Keyed, what: str, report: Report, raised: BaseException | None) -> None:
     key = f"a {printable(type(entry.key).__name__)} again that {what}"
     report(f"cannot find {key}: its __hash__ or __eq__ has changed its result", raised)
-    return False
 
 
 def remove_entry(
@@ -66,7 +100,8 @@ def remove_entry(
 
     Args:
         table: does not contain `None`.
-        put_back: called with `found`, and with each other entry that was removed.
+        put_back: called with `found`, and with each other entry that was removed. It does not
+            raise.
 
     Returns:
         Whether `entry` was found.

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any, Final, Union, cast, final
 
 from purgatory._core.arguments import describe
-from purgatory._core.changed_keys import remove_entry
+from purgatory._core.changed_keys import LostKey, remove_entry
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, Report
 from purgatory._core.operation import UNWATCHED, Operation
@@ -108,23 +108,6 @@ class Chunk(dict[Operation, None]):
 
 def _ignore(message: str, error: BaseException | None) -> None:
     """The default `report`: ignores the error."""
-
-
-class LostKey:
-    """Replaces a key in `by_key` under which its watchers cannot be stored again."""
-
-    __slots__ = ("_hash", "key")
-
-    def __init__(self, key: Hashable, number: int) -> None:
-        self.key = key
-        # Not derived from the address, which would make runs differ, nor from the key.
-        self._hash = hash((0x70757267, number))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"<lost key {describe(self.key)}>"
 
 
 @fields

@@ -1,7 +1,12 @@
 """An entry is found again though other keys equal its own by now."""
 
-import pytest
+import asyncio
+from typing import Any
 
+import pytest
+from loops import on_virtual_time
+
+from purgatory import IdleTracker, ThresholdPurgatory
 from purgatory._core.changed_keys import remove_entry
 
 
@@ -58,3 +63,40 @@ def test_search_ends_in_table_that_grows():
     back: list[object] = []
     assert not remove_entry(Refilled(key=1), "key", object(), "found", back.append)
     assert len(back) == 2
+
+
+@on_virtual_time
+@pytest.mark.parametrize("becomes", ["equal", "broken"])
+async def test_wait_put_back_under_a_lost_key_ends(
+    becomes: str, reports: list[dict[str, Any]]
+) -> None:
+    thresholds: ThresholdPurgatory[Changing, int] = ThresholdPurgatory()
+    keys = [Changing("first"), Changing("second"), Changing("third")]
+    waits = [asyncio.ensure_future(thresholds.wait(key, 5)) for key in keys]
+    await asyncio.sleep(0)
+    for key in keys:
+        key.value = "equal"
+    keys[1].value = becomes
+    waits[2].cancel()
+    await asyncio.sleep(1)
+    assert len(reports) >= 1 and thresholds.pending == 2
+    assert await thresholds.aclose() == 2
+    await asyncio.wait(waits)
+    assert thresholds.pending == 0 and all(wait.done() for wait in waits)
+
+
+@on_virtual_time
+async def test_id_put_back_under_a_lost_key_falls_idle(reports: list[dict[str, Any]]) -> None:
+    idle: list[Changing] = []
+    tracker: IdleTracker[Changing] = IdleTracker(5, idle.append)
+    ids = [Changing("first"), Changing("second"), Changing("third")]
+    for each in ids:
+        tracker.touch(each)
+    await asyncio.sleep(1)
+    tracker.touch(ids[0])
+    tracker.touch(ids[1])
+    for each in ids:
+        each.value = "equal"
+    await asyncio.sleep(10)
+    assert {*map(id, idle)} == {*map(id, ids)} and len(reports) == 1
+    assert len(tracker) == 0
