@@ -2,11 +2,9 @@
 results."""
 
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from purgatory._core.arguments import describe, printable
-from purgatory._core.loop import Report
+from purgatory._core.arguments import describe
 
 T = TypeVar("T")
 
@@ -18,6 +16,10 @@ class Keyed(Protocol):
 
 
 E = TypeVar("E", bound=Keyed)
+
+Lost = Callable[[T, BaseException | None], object]
+"""Called with an entry that its key does not find any more, and the exception of a method of the
+key, or None."""
 
 
 class LostKey:
@@ -37,20 +39,35 @@ class LostKey:
         return f"<lost key {describe(self.key)}>"
 
 
-def remove_or_report(
-    table: dict[Any, E], entry: E, what: str, report: Report, found: E | None = None
-) -> bool:
+CHANGED: Final = "its __hash__ or __eq__ has changed its result"
+"""Why a key cannot be found, for reports."""
+
+
+def store(table: dict[Any, T], key: Hashable, entry: T, lost: Lost[T]) -> None:
+    """Stores an entry without overwriting another one, at worst under a `LostKey`. Does not raise.
+
+    Args:
+        lost: called if the entry cannot be stored under `key`.
+    """
+    raised = None
+    try:
+        if table.setdefault(key, entry) is entry:
+            return
+    except BaseException as error:
+        raised = error
+    table[LostKey(key, len(table))] = entry
+    lost(entry, raised)
+
+
+def remove_keyed(table: dict[Any, E], entry: E, lost: Lost[E], found: E | None = None) -> bool:
     """Removes `entry`, which was stored under its `key`; False if it cannot be found. Does not
     raise.
-
-    Reports it then, and each entry whose key equals another one by now: that entry stays in the
-    table under a `LostKey`.
 
     Args:
         table: by key.
         entry: contained in it.
-        what: what the key was: "was a key".
-        report: called with a message and the exception of a method of a key, or None.
+        lost: called with `entry` if it cannot be found, and with each entry whose key equals
+            another one by now, and which stays in the table under a `LostKey`.
         found: was removed in its place, if the caller has looked it up.
     """
     raised = None
@@ -59,35 +76,18 @@ def remove_or_report(
             found = table.pop(entry.key, None)
         if found is entry:
             return True
-        if found is not None:
-            put_back = partial(_put_back, table, what, report)
-            if remove_entry(table, entry.key, entry, found, put_back):
-                return True
+        if found is not None and remove_entry(
+            table, entry.key, entry, found, lambda each: store(table, each.key, each, lost)
+        ):
+            return True
     except BaseException as error:
         raised = error
     for key, each in list(table.items()):
         if each is entry and type(key) is LostKey:
             del table[key]
             return True
-    _report_lost(entry, what, report, raised)
+    lost(entry, raised)
     return False
-
-
-def _put_back(table: dict[Any, E], what: str, report: Report, entry: E) -> None:
-    """Stores an entry without overwriting another one. Does not raise."""
-    raised = None
-    try:
-        if table.setdefault(entry.key, entry) is entry:
-            return
-    except BaseException as error:
-        raised = error
-    table[LostKey(entry.key, len(table))] = entry
-    _report_lost(entry, what, report, raised)
-
-
-def _report_lost(entry: Keyed, what: str, report: Report, raised: BaseException | None) -> None:
-    key = f"a {printable(type(entry.key).__name__)} again that {what}"
-    report(f"cannot find {key}: its __hash__ or __eq__ has changed its result", raised)
 
 
 def remove_entry(

@@ -16,7 +16,7 @@ from typing import Any, cast, final
 
 from purgatory._core import logs
 from purgatory._core.arguments import describe, printable
-from purgatory._core.changed_keys import remove_or_report
+from purgatory._core.changed_keys import remove_keyed
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.inbox import ThreadsafeInbox
@@ -341,12 +341,16 @@ class Engine:
     def discard_check(self, check: KeyCheck) -> None:
         """Removes a finished check."""
         try:
-            # Not at once by `remove_or_report`, whose call would be 4 % of a check.
+            # Not at once by `remove_keyed`, whose call would be 4 % of a check.
             found = self.checks.pop(check.key, None)
-            if found is not check and found is not None:
-                remove_or_report(self.checks, check, "was checked", self.report, found)
         except BaseException as error:
-            self.report(f"cannot find the checked key {describe(check.key)} again", error)
+            self._report_lost(check, error)
+            return
+        if found is not check and found is not None:
+            remove_keyed(self.checks, check, self._report_lost, found)
+
+    def _report_lost(self, check: KeyCheck, error: BaseException | None) -> None:
+        self.report(f"cannot find the checked key {describe(check.key)} again", error)
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
         """Checks keys requested by other threads."""

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any, Final, Union, cast, final
 
 from purgatory._core.arguments import describe
-from purgatory._core.changed_keys import LostKey, remove_entry
+from purgatory._core.changed_keys import CHANGED, LostKey, remove_entry, store
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, Report
 from purgatory._core.operation import UNWATCHED, Operation
@@ -226,18 +226,7 @@ class Watchers:
     def _replace(self, key: Hashable, old: "Operation | Chunk", new: "Operation | Chunk") -> None:
         """Replaces `old` by `new`. Does not raise."""
         self.remove_key(old, key)
-        self._put(key, new)
-
-    def _put(self, key: Hashable, waiting: "Operation | Chunk") -> None:
-        """Stores an entry without overwriting another one. Does not raise."""
-        error = None
-        try:
-            if self.by_key.setdefault(key, waiting) is waiting:
-                return
-        except BaseException as raised:
-            error = raised
-        self.by_key[LostKey(key, len(self.by_key))] = waiting
-        self._report(_key_changed(waiting), error)
+        store(self.by_key, key, new, self._report_changed)
 
     @compiled
     def remove(self, operation: Operation, links: "WatchLinks") -> None:
@@ -283,7 +272,7 @@ class Watchers:
                 if not waiting:
                     self._unlink_chunk(waiting)
         error = None if isinstance(trouble, (KeyError, TypeError)) else trouble
-        self._report(_key_changed(operation), error)
+        self._report_changed(operation, error)
 
     def _unlink_chunk(self, chunk: Chunk) -> None:
         """Removes an empty chunk from its chain, and the key from the lists if it was the only
@@ -323,20 +312,23 @@ class Watchers:
         removed, or an exception. If `waiting` cannot be found by its key, it stays in `by_key`, as
         an orphan."""
         error = found if isinstance(found, BaseException) else None
-        is_removed = False
+        is_removed, by_key = False, self.by_key
         if found is not None and not isinstance(found, BaseException):
             try:
                 is_removed = remove_entry(
-                    self.by_key,
+                    by_key,
                     key,
                     waiting,
                     found,
-                    lambda each: self._put(_own_key(each, key), each),
+                    lambda each: store(by_key, _own_key(each, key), each, self._report_changed),
                 )
             except BaseException as raised:
                 error = raised
         self.has_orphans = self.has_orphans or not is_removed
-        self._report(_key_changed(waiting), error)
+        self._report_changed(waiting, error)
+
+    def _report_changed(self, waiting: "Operation | Chunk", error: BaseException | None) -> None:
+        self._report(f"cannot find a key again that {describe(waiting)} watched: {CHANGED}", error)
 
     def shrink(self) -> None:
         """Frees the memory of an empty dictionary, which does not shrink by itself. Do not call it
@@ -462,13 +454,6 @@ def _own_key(waiting: Operation | Chunk, key: Hashable) -> Hashable:
             if type(link) is not Chunk and link == key:
                 return cast(Hashable, link)
     return key if type(links) is tuple else links
-
-
-def _key_changed(waiting: Operation | Chunk) -> str:
-    return (
-        f"cannot find a key again that {describe(waiting)} watched: its __hash__ or __eq__ has "
-        "changed its result"
-    )
 
 
 constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)
