@@ -67,9 +67,7 @@ def test_search_ends_in_table_that_grows():
 
 @on_virtual_time
 @pytest.mark.parametrize("becomes", ["equal", "broken"])
-async def test_wait_put_back_under_a_lost_key_ends(
-    becomes: str, reports: list[dict[str, Any]]
-) -> None:
+async def test_wait_put_back_as_lost_ends(becomes: str, reports: list[dict[str, Any]]) -> None:
     thresholds: ThresholdPurgatory[Changing, int] = ThresholdPurgatory()
     keys = [Changing("first"), Changing("second"), Changing("third")]
     waits = [asyncio.ensure_future(thresholds.wait(key, 5)) for key in keys]
@@ -86,7 +84,7 @@ async def test_wait_put_back_under_a_lost_key_ends(
 
 
 @on_virtual_time
-async def test_id_put_back_under_a_lost_key_falls_idle(reports: list[dict[str, Any]]) -> None:
+async def test_id_put_back_as_lost_falls_idle(reports: list[dict[str, Any]]) -> None:
     idle: list[Changing] = []
     tracker: IdleTracker[Changing] = IdleTracker(5, idle.append)
     ids = [Changing("first"), Changing("second"), Changing("third")]

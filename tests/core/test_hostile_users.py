@@ -616,11 +616,8 @@ class EndingLoop(VirtualTimeLoop):
 @pytest.mark.parametrize("way", ["wait", "await", "second await"])
 def test_end_while_a_future_is_made_answers(how, way):
     async def main():
-        loop, purgatory, operation = (
-            asyncio.get_running_loop(),
-            Purgatory(),
-            Probe(60, name="answer"),
-        )
+        loop, purgatory = asyncio.get_running_loop(), Purgatory()
+        operation = Probe(60, name="answer")
 
         async def wait():
             if way == "wait":
