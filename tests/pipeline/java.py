@@ -3,7 +3,7 @@ loads:
 
     python tests/pipeline/java.py
 
-makes the archive beside PySpark's jars, in a minute (180 MB). Tests use it if it exists. Java
+makes the archive beside PySpark's jars, in a minute (200 MB). Tests use it if it exists. Java
 ignores it without a word if it is of another Java or of other jars.
 """
 
