@@ -5,7 +5,7 @@ tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `
 the loop run, `raiser` makes hooks that fail. `counts` reads statistics, `Listener` observes,
 `Spy` counts the calls of a loop's methods, `Pulse` the steps in each iteration of it, `profiled`
 all calls. `collector` switches garbage collection. `in_thread` calls a function in another thread.
-`THOROUGHNESS` multiplies the histories of slow tests.
+`THOROUGHNESS` multiplies what slow tests do at random.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from typing import Any
 from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
 
 THOROUGHNESS = int(os.environ.get("PURGATORY_THOROUGHNESS", "1"))
-"""How many times as many random histories and rounds the slow tests run. The gate has half an hour;
-the nightly run takes 10."""
+"""How many times as many random histories and rounds, or as many seconds of them, the slow tests run.
+The gate has half an hour; the nightly run takes 10."""
 
 
 class Probe(DelayedOperation[Any]):
@@ -279,15 +279,11 @@ def profiled(function: Callable[[], object]) -> int:
 
 @contextmanager
 def collector(is_on: bool) -> Iterator[None]:
-    """Switches Python's collector of reference cycles on or off. It passes over older
-    objects, of other tests too."""
+    """Switches Python's collector of reference cycles on or off, after a collection."""
     was_on = gc.isenabled()
     gc.collect()
-    freeze, unfreeze = getattr(gc, "freeze", gc.collect), getattr(gc, "unfreeze", gc.collect)
-    freeze()  # PyPy has none
     (gc.enable if is_on else gc.disable)()
     try:
         yield
     finally:
-        unfreeze()
         (gc.enable if was_on else gc.disable)()

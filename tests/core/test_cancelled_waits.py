@@ -6,7 +6,16 @@ import random
 
 import anyio
 import pytest
-from helpers import Broken, Probe, counts, iterations, outcome, raiser, watch_all
+from helpers import (
+    THOROUGHNESS,
+    Broken,
+    Probe,
+    counts,
+    iterations,
+    outcome,
+    raiser,
+    watch_all,
+)
 from loops import on_every_loop, on_virtual_time
 
 import purgatory as library
@@ -317,5 +326,5 @@ async def test_every_token_is_received_or_left(row):
 @on_every_loop
 @pytest.mark.parametrize("row", ROWS)
 async def test_every_token_is_received_or_left_at_length(row):
-    pushed, found = await count(row, 30.0)
+    pushed, found = await count(row, 3.0 * THOROUGHNESS)
     assert pushed == found > 0

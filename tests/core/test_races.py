@@ -6,7 +6,7 @@ import gc
 import weakref
 
 import pytest
-from helpers import Probe, Spy, collector, in_thread, iterations, outcome
+from helpers import Probe, Spy, in_thread, iterations, outcome
 from loops import on_every_loop, on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
@@ -113,17 +113,9 @@ async def verify(race, *ends):
     assert reference() is None
 
 
-@pytest.fixture
-def few_to_collect():
-    """Excludes existing objects from collection, since `verify` collects garbage and should be
-    quick."""
-    with collector(is_on=True):
-        yield
-
-
 @pytest.mark.parametrize("first", ENDS)
 @pytest.mark.cpython
-async def test_exactly_one_of_two_ends_wins(first, few_to_collect):
+async def test_exactly_one_of_two_ends_wins(first):
     for second in ENDS:
         race = Race()
         await race.begin()
@@ -140,7 +132,7 @@ async def test_exactly_one_of_two_ends_wins(first, few_to_collect):
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("expiry_first", [True, False], ids=["after expiry", "before expiry"])
 @pytest.mark.cpython
-async def test_exactly_one_of_end_and_deadline_wins(ending, expiry_first, few_to_collect):
+async def test_exactly_one_of_end_and_deadline_wins(ending, expiry_first):
     loop = asyncio.get_running_loop()
     is_virtual = isinstance(loop, VirtualTimeLoop)
     race = Race(timeout=1.0 if is_virtual else 0.05)
@@ -178,7 +170,7 @@ async def test_exactly_one_of_end_and_deadline_wins(ending, expiry_first, few_to
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
 @pytest.mark.cpython
-async def test_end_inside_own_hook_has_one_outcome(hook, ending, few_to_collect):
+async def test_end_inside_own_hook_has_one_outcome(hook, ending):
     race = Race(timeout=0.05 if hook == "expiring" else 60)
     hooked_once = race.loop.create_future()
 
