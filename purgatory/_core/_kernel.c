@@ -47,12 +47,12 @@
     X(KeyCheck, completed) X(KeyCheck, key)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
-    X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) X(EXPIRED) \
+    X(ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) X(EXPIRED) \
     X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
     X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
 
 #define NAMES(X) \
-    X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) \
+    X(CHUNK_CAPACITY) X(add) X(remove) X(remove_key) X(join) X(pop) \
     X(_unlink_chunk) X(keep_orphan) X(_remove_by_scan) X(__init__) X(claim) X(check_idle_later) \
     X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
     X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
@@ -897,7 +897,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     double delay = number_of(a[0]);
     if (isnan(delay)) return PASS;
     PyObject *loop = call_no_args(st->running_loop), *result = NULL;
-    PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
+    PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->ATTRIBUTE) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
     if (!is_a(loop_wheel, st->LoopWheel)) {

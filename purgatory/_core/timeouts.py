@@ -68,18 +68,22 @@ EXPIRING: Final = TimeoutState.EXPIRING
 EXPIRED: Final = TimeoutState.EXPIRED
 EXITED: Final = TimeoutState.EXITED
 
-constants(CREATED=CREATED)
+ATTRIBUTE: Final = f"_purgatory_timeouts_{id(LoopTimingWheel)}"
+"""The attribute of a loop that is its wheel. Another copy of the package, vendored or imported
+again, has another one."""
+
+constants(ATTRIBUTE=ATTRIBUTE, CREATED=CREATED)
 
 
 def running_wheel() -> LoopTimingWheel:
     """The wheel of the running loop's timeouts; it is created at first use."""
-    loop: Any = get_running_loop()
+    loop = get_running_loop()
     try:
-        wheel: LoopTimingWheel = loop._purgatory_timeouts
+        wheel: LoopTimingWheel = getattr(loop, ATTRIBUTE)
     except AttributeError:
         wheel = LoopTimingWheel(TICK)
         wheel.bind("start a timeout")
-        loop._purgatory_timeouts = wheel
+        setattr(loop, ATTRIBUTE, wheel)
     return wheel
 
 
@@ -165,7 +169,7 @@ class Timeout(TimerEntry):
     async def __aenter__(self) -> "Timeout":
         if self._state is not CREATED:
             raise RuntimeError("Timeout has already been entered")
-        loop: Any = get_running_loop()
+        loop = get_running_loop()
         task = current_task(loop)
         if task is None:
             raise RuntimeError("Timeout should be used inside a task")
@@ -174,7 +178,7 @@ class Timeout(TimerEntry):
             if type(when) is not float:
                 self._when = when = seconds("when", when)
             try:
-                loop_wheel = loop._purgatory_timeouts
+                loop_wheel = getattr(loop, ATTRIBUTE)
             except AttributeError:
                 loop_wheel = running_wheel()
             now = loop_wheel.time()

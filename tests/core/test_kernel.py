@@ -17,6 +17,7 @@ from zipfile import ZipFile
 
 import pytest
 from helpers import THOROUGHNESS
+from loops import on_virtual_time
 from requirements import unavailable
 
 import purgatory
@@ -212,16 +213,32 @@ def test_no_path_through_kernel_leaks(built, rounds):
     assert run("leaks", rounds) == "done\n"
 
 
-def test_two_copies_of_package_share_a_loop():
+def another_copy():
+    """The package, imported once more."""
     is_ours = re.compile(r"purgatory(\.|$)").match
     first = {name: sys.modules.pop(name) for name in [*sys.modules] if is_ours(name)}
     try:
-        copy = importlib.import_module("purgatory")
+        return importlib.import_module("purgatory")
     finally:
         for name in [name for name in sys.modules if is_ours(name)]:
             del sys.modules[name]
         sys.modules.update(first)
-    packages, ended, operations = (purgatory, copy), [], []
+
+
+@on_virtual_time
+async def test_timeouts_of_two_copies_of_package_share_a_loop():
+    loop = asyncio.get_running_loop()
+    one, other = purgatory.timeout(2), another_copy().timeout(1)
+    with pytest.raises(TimeoutError):
+        async with one, other:
+            one.reschedule(3.0)
+            other.reschedule(4.0)
+            await loop.create_future()
+    assert one.expired() and not other.expired() and loop.time() == 3.0
+
+
+def test_two_copies_of_package_share_a_loop():
+    packages, ended, operations = (purgatory, another_copy()), [], []
 
     def operation_of(package):
         class Both(package.DelayedOperation):

@@ -34,7 +34,7 @@ from requirements import unavailable
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
 from purgatory._core.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
-from purgatory._core.timeouts import TICK, running_wheel
+from purgatory._core.timeouts import ATTRIBUTE, TICK, running_wheel
 from purgatory.testing import VirtualTimeLoop
 
 STARTS = [0.0, 2e7, 1e9]
@@ -1023,7 +1023,7 @@ async def test_successive_timeouts_rarely_touch_the_loop(
         await asyncio.sleep(2 * BUSY_DELAY)
     await iterations(3)
     assert spy.armed == 0
-    loop_wheel: LoopTimingWheel = asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined]
+    loop_wheel = running_wheel()
     assert (
         loop_wheel.wheel.size == 0
         and loop_wheel.wheel.notify_empty
@@ -1064,7 +1064,7 @@ async def test_expired_timeouts_leave_nothing() -> None:
     assert {type(error) for error in outcomes} == {TimeoutError}
     await iterations(3)
     assert spy.armed == 0
-    wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
+    wheel = running_wheel()
     assert wheel.wheel.size == 0 and not [*wheel.wheel.buckets()]
     wheel._check()
 
@@ -1136,7 +1136,7 @@ def test_wheel_does_not_keep_its_loop_alive(
     loop.marker = marker = Marker()  # type: ignore[attr-defined]
     reference = weakref.ref(marker)
     loop.run_until_complete(loop.create_task(body()))
-    wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
+    wheel = getattr(loop, ATTRIBUTE)
     assert isinstance(wheel, LoopTimingWheel) and bool(wheel.wheel.size) is unfinished
     loop.close()
     del loop, marker, wheel
@@ -1149,7 +1149,7 @@ def test_each_loop_keeps_its_own_wheel(
 ) -> None:
     async def wheel() -> LoopTimingWheel:
         async with timeout(30):
-            return asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined,no-any-return]
+            return running_wheel()
 
     with (
         asyncio.Runner(loop_factory=loop_factory) as one,
