@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import given, is_hypothesis_test, settings, strategies
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from xdist.scheduler import LoadScopeScheduling
 
@@ -66,12 +66,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than processors: some tests wait in real time."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
     """Excludes what exists by now, some 10^6 objects, from garbage collection: tests that collect
     are quick, and find their own garbage alone."""
+    _start_hypothesis()
     gc.collect()
     if hasattr(gc, "freeze"):  # PyPy has none
         gc.freeze()
+
+
+@settings(max_examples=1, database=None)
+@given(strategies.none())
+def _start_hypothesis(_: None) -> None:
+    """At its first test Hypothesis registers a generator of random numbers, and warns if the
+    collector sees nothing that refers to it."""
 
 
 def is_unit_test(item: pytest.Item) -> bool:
