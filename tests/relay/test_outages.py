@@ -336,11 +336,16 @@ class Proxy:
         self.open: list[list[asyncio.StreamWriter]] = []
         self.silent: list[list[asyncio.StreamWriter]] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.has_ended = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        both = [writer, far_writer]
+        both = [writer]
         self.open.append(both)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        if self.has_ended:
+            far_writer.close()
+            return
+        both.append(far_writer)
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(self.pass_on(source, sink, both))
             self.tasks.add(task)
@@ -364,6 +369,7 @@ class Proxy:
         try:
             yield self.server.url.replace(str(self.server.port), str(port))
         finally:
+            self.has_ended = True
             listener.close()
             for task in self.tasks:
                 task.cancel()
