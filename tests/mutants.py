@@ -31,12 +31,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 NEAREST = {
+    "arguments": ("test_arguments.py", "test_argument_checks.py"),
     "changed_keys": ("test_changed_keys.py", "test_review_defects.py"),
     "closing": ("test_closing.py", "test_threshold_bursts.py"),
+    "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "idle_tracker": ("test_idle_tracker.py", "test_idle_observers.py"),
     "engine": ("test_purgatory.py", "test_engine.py"),
     "inbox": ("test_inbox.py",),
-    "notifier": ("test_observers.py",),
+    "notifier": ("test_observers.py", "test_threshold_observers.py"),
+    "purgatory": ("test_purgatory.py", "test_deliveries.py"),
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
 }
 """Test files of modules that have several, or none with the module's name."""

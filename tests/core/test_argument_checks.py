@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from purgatory._core.arguments import describe, seconds
+from purgatory._core.arguments import check_limit, describe, seconds
 
 
 class Shown:
@@ -88,3 +88,19 @@ def test_integer_too_large_for_float_is_refused(given):
         ValueError, match="timeout must be a number of seconds that a float can hold, or inf"
     ):
         seconds("timeout", given)
+
+
+@pytest.mark.parametrize("limit", [1, True, 10**30, None])
+def test_limit_of_one_and_more_is_accepted(limit):
+    check_limit("max_keys", limit)
+
+
+@pytest.mark.parametrize("limit", [0, -1, False])
+def test_limit_below_one_is_refused(limit):
+    with pytest.raises(ValueError, match=f"max_keys must be at least 1, .*got {limit}"):
+        check_limit("max_keys", limit)
+
+
+def test_limit_that_is_no_integer_is_refused():
+    with pytest.raises(TypeError):
+        check_limit("max_keys", 2.5)

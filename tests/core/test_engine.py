@@ -211,3 +211,21 @@ def test_purgatory_outside_its_loop_raises_and_changes_nothing(loop_factory, unc
         unchanged(purgatory, call, WrongLoop, f"cannot {doing}", "no event loop is running")
         abroad.run(try_abroad())
         assert len(home.run(purgatory.aclose())) == 1
+
+
+@on_virtual_time
+async def test_operation_that_ends_while_it_joins_leaves_no_entry(purgatory):
+    class Key:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            joining.force_complete()
+            return self is other
+
+    joining, other = Probe(30), Probe(30)
+    purgatory.try_complete_else_watch(other, [Key()])
+    assert purgatory.try_complete_else_watch(joining, ["key", Key()])
+    assert (joining.state, purgatory.pending, purgatory.watched) == (COMPLETED, 1, 1)
+    assert joining.calls == ["try", "complete"]
+    purgatory._check()
