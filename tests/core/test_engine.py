@@ -229,3 +229,24 @@ async def test_operation_that_ends_while_it_joins_leaves_no_entry(purgatory):
     assert (joining.state, purgatory.pending, purgatory.watched) == (COMPLETED, 1, 1)
     assert joining.calls == ["try", "complete"]
     purgatory._check()
+
+
+@on_virtual_time
+async def test_operation_that_ends_while_its_join_raises_is_completed(purgatory):
+    class Key:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            if joining.force_complete():
+                raise ZeroDivisionError
+            return self is other
+
+    joining, other = Probe(30, name="answer"), Probe(30)
+    purgatory.try_complete_else_watch(other, [Key()])
+    with pytest.raises(ZeroDivisionError):
+        purgatory.try_complete_else_watch(joining, ["key", Key()])
+    assert await joining == "answer"
+    assert (purgatory.pending, purgatory.watched) == (1, 1)
+    assert joining.calls == ["try", "complete"]
+    purgatory._check()
