@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, is_hypothesis_test, settings, strategies
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
+from requirements import left_out_without_clients
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import Purgatory
@@ -23,6 +24,16 @@ settings.register_profile(
     "tests", deadline=None
 )  # a busy machine takes longer than 200 ms for an example
 settings.load_profile("tests")
+
+collect_ignore = left_out_without_clients(
+    "kafka/test_against_kafka.py",
+    "kafka/test_client_matrix.py",
+    "kafka/test_kafka_server.py",
+    "kafka/test_other_clients.py",
+    "kafka/test_slow_readers.py",
+    "kafka/test_transaction_rules.py",
+    "pipeline/on_spark/test_topics.py",
+)
 
 UNIT_TESTS = tuple(
     str(Path(__file__).parent / name) + os.sep for name in ("core", "journal", "metrics", "testing")
@@ -64,6 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         if config.getoption("timeout") is None and is_unit_test(item):
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT))
+
+
+def pytest_report_header() -> str | None:
+    if not collect_ignore:
+        return None
+    return "left out, without aiokafka or confluent-kafka: " + ", ".join(collect_ignore)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -539,7 +539,11 @@ def test_relay_opens_once_unavailable_store_returns(run: Runner, tmp_path: Path)
     run(main)
 
 
-def test_silent_store_is_reported_within_timeout(run: Runner) -> None:
+def test_silent_store_is_reported_within_timeout(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGUSER", "anyone")  # in a container this user may have no name
+
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]

@@ -485,6 +485,7 @@ def test_the_address_is_named_when_nothing_answers():
     assert line.startswith(f"reconnecting to {url}: ") and "secret" not in line
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_q_ends_it_in_a_terminal():
     with responding(lambda _: (200, {}, body(history=[]))) as url:
         pid, terminal = pty.fork()

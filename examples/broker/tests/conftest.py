@@ -8,8 +8,17 @@ import pytest
 from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, kafka_broker_settings  # noqa: F401
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
+from requirements import left_out_without_clients
 
 from purgatory.testing import VirtualTimeLoop
+
+collect_ignore = left_out_without_clients(
+    "test_aiokafka.py",
+    "test_clients.py",
+    "test_faults.py",
+    "test_storage.py",
+    "test_transactions.py",
+)
 
 reports: list[dict[str, Any]] = []
 """Contexts passed to the exception handlers of loops."""
