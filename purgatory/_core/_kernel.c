@@ -47,8 +47,8 @@
     X(KeyCheck, completed) X(KeyCheck, key)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
-    X(ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) X(EXPIRED) \
-    X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
+    X(WHEEL_ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) \
+    X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
     X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
 
 #define NAMES(X) \
@@ -897,7 +897,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     double delay = number_of(a[0]);
     if (isnan(delay)) return PASS;
     PyObject *loop = call_no_args(st->running_loop), *result = NULL;
-    PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->ATTRIBUTE) : NULL;
+    PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->WHEEL_ATTRIBUTE) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
     if (!is_a(loop_wheel, st->LoopWheel)) {

@@ -68,22 +68,22 @@ EXPIRING: Final = TimeoutState.EXPIRING
 EXPIRED: Final = TimeoutState.EXPIRED
 EXITED: Final = TimeoutState.EXITED
 
-ATTRIBUTE: Final = f"_purgatory_timeouts_{id(LoopTimingWheel)}"
+WHEEL_ATTRIBUTE: Final = f"_purgatory_timeouts_{id(LoopTimingWheel)}"
 """The attribute of a loop that is its wheel. Another copy of the package, vendored or imported
 again, has another one."""
 
-constants(ATTRIBUTE=ATTRIBUTE, CREATED=CREATED)
+constants(CREATED=CREATED, WHEEL_ATTRIBUTE=WHEEL_ATTRIBUTE)
 
 
 def running_wheel() -> LoopTimingWheel:
     """The wheel of the running loop's timeouts; it is created at first use."""
     loop = get_running_loop()
     try:
-        wheel: LoopTimingWheel = getattr(loop, ATTRIBUTE)
+        wheel: LoopTimingWheel = getattr(loop, WHEEL_ATTRIBUTE)
     except AttributeError:
         wheel = LoopTimingWheel(TICK)
         wheel.bind("start a timeout")
-        setattr(loop, ATTRIBUTE, wheel)
+        setattr(loop, WHEEL_ATTRIBUTE, wheel)
     return wheel
 
 
@@ -178,7 +178,7 @@ class Timeout(TimerEntry):
             if type(when) is not float:
                 self._when = when = seconds("when", when)
             try:
-                loop_wheel = getattr(loop, ATTRIBUTE)
+                loop_wheel = getattr(loop, WHEEL_ATTRIBUTE)
             except AttributeError:
                 loop_wheel = running_wheel()
             now = loop_wheel.time()

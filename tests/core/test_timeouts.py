@@ -34,7 +34,7 @@ from requirements import unavailable
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
 from purgatory._core.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
-from purgatory._core.timeouts import ATTRIBUTE, TICK, running_wheel
+from purgatory._core.timeouts import TICK, WHEEL_ATTRIBUTE, running_wheel
 from purgatory.testing import VirtualTimeLoop
 
 STARTS = [0.0, 2e7, 1e9]
@@ -1136,7 +1136,7 @@ def test_wheel_does_not_keep_its_loop_alive(
     loop.marker = marker = Marker()  # type: ignore[attr-defined]
     reference = weakref.ref(marker)
     loop.run_until_complete(loop.create_task(body()))
-    wheel = getattr(loop, ATTRIBUTE)
+    wheel = getattr(loop, WHEEL_ATTRIBUTE)
     assert isinstance(wheel, LoopTimingWheel) and bool(wheel.wheel.size) is unfinished
     loop.close()
     del loop, marker, wheel
