@@ -22,8 +22,8 @@ from typing import Any
 from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
 
 THOROUGHNESS = int(os.environ.get("PURGATORY_THOROUGHNESS", "1"))
-"""How many times as many random histories and rounds, or as many seconds of them, the slow tests run.
-The gate has half an hour; the nightly run takes 10."""
+"""Multiplies the random histories, the rounds, or the seconds of random load of slow tests. The gate
+has half an hour; the nightly run takes 10."""
 
 
 class Probe(DelayedOperation[Any]):

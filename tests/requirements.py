@@ -37,7 +37,7 @@ def need(command: str, reason: str) -> str:
 
 
 def left_out_without_clients(*files: str) -> list[str]:
-    """Those of `files`, which import clients of Kafka, that pytest must not collect: all where a
-    client is missing, none otherwise. If `PURGATORY_REQUIRE_ALL` is 1, none, so that they fail."""
+    """For `collect_ignore`: `files`, which import clients of Kafka, where a client is missing; an
+    empty list otherwise, and if `PURGATORY_REQUIRE_ALL` is 1, so that they fail."""
     is_missing = any(find_spec(name) is None for name in CLIENTS)
     return [*files] if is_missing and os.environ.get("PURGATORY_REQUIRE_ALL") != "1" else []

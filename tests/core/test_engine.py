@@ -213,39 +213,40 @@ def test_purgatory_outside_its_loop_raises_and_changes_nothing(loop_factory, unc
         assert len(home.run(purgatory.aclose())) == 1
 
 
+class Compared:
+    """A key that is equal to itself alone, and calls `compared` when it is compared."""
+
+    def __init__(self, compared):
+        self.compared = compared
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        self.compared()
+        return self is other
+
+
 @on_virtual_time
-async def test_operation_that_ends_while_it_joins_leaves_no_entry(purgatory):
-    class Key:
-        def __hash__(self):
-            return 1
-
-        def __eq__(self, other):
-            joining.force_complete()
-            return self is other
-
+async def test_operation_ended_while_joining_leaves_no_entry(purgatory):
     joining, other = Probe(30), Probe(30)
-    purgatory.try_complete_else_watch(other, [Key()])
-    assert purgatory.try_complete_else_watch(joining, ["key", Key()])
+    purgatory.try_complete_else_watch(other, [Compared(joining.force_complete)])
+    assert purgatory.try_complete_else_watch(joining, ["key", Compared(joining.force_complete)])
     assert (joining.state, purgatory.pending, purgatory.watched) == (COMPLETED, 1, 1)
     assert joining.calls == ["try", "complete"]
     purgatory._check()
 
 
 @on_virtual_time
-async def test_operation_that_ends_while_its_join_raises_is_completed(purgatory):
-    class Key:
-        def __hash__(self):
-            return 1
-
-        def __eq__(self, other):
-            if joining.force_complete():
-                raise ZeroDivisionError
-            return self is other
+async def test_operation_ended_by_failing_join_is_completed(purgatory):
+    def end_and_fail():
+        if joining.force_complete():
+            raise ZeroDivisionError
 
     joining, other = Probe(30, name="answer"), Probe(30)
-    purgatory.try_complete_else_watch(other, [Key()])
+    purgatory.try_complete_else_watch(other, [Compared(end_and_fail)])
     with pytest.raises(ZeroDivisionError):
-        purgatory.try_complete_else_watch(joining, ["key", Key()])
+        purgatory.try_complete_else_watch(joining, ["key", Compared(end_and_fail)])
     assert await joining == "answer"
     assert (purgatory.pending, purgatory.watched) == (1, 1)
     assert joining.calls == ["try", "complete"]

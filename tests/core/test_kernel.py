@@ -226,7 +226,7 @@ def another_copy():
 
 
 @on_virtual_time
-async def test_timeouts_of_two_copies_of_package_share_a_loop():
+async def test_timeouts_of_two_copies_share_a_loop():
     loop = asyncio.get_running_loop()
     one, other = purgatory.timeout(2), another_copy().timeout(1)
     with pytest.raises(TimeoutError):
