@@ -3,7 +3,7 @@
    Each function in the table TWINS is the twin of a Python function, its definition, which the
    table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
    definition is called with the same arguments. Twins use the objects of the Python classes: they
-   read and write the `__slots__`, at the offsets in Python's own descriptors. Five classes keep
+   read and write the `__slots__`, at the offsets in Python's own descriptors. Six classes keep
    some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object, so a twin
    checks the type of each value, or passes. During a call into Python it owns references to all
    objects that it uses afterwards; after the call it reads again all slots that may have
@@ -90,8 +90,8 @@
     X(check_try_remaining, 4, 4, "key_check.KeyCheck._try_remaining")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(EngineBase) X(WatchersBase) \
-    X(IteratorType)
+    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(WatchListBase) X(EngineBase) \
+    X(WatchersBase) X(IteratorType)
 
 typedef struct Twin Twin;
 
@@ -301,8 +301,10 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     return 0;
 }
 
-static int has_room(Twin *self, Py_ssize_t size) { /* of a chunk; tests lower the global */
-    if (size < 2) return 1;
+/* Whether a chunk of that size takes another entry. Capacities are powers of two, so no other size
+   has to be compared with the global, which tests lower. */
+static int has_room(Twin *self, Py_ssize_t size) {
+    if (size < 2 || (size & (size - 1)) != 0) return 1;
     State *st = self->st;
     PyObject *globals = PyFunction_GET_GLOBALS(self->python);
     PyObject *capacity = PyDict_GetItemWithError(globals, st->s_CHUNK_CAPACITY);
@@ -544,11 +546,16 @@ typedef struct {
     Entry entry;
     double timeout; /* see get_time */
     PyObject *home, *links_or_result, *weakrefs;
-    PyObject **rare; /* the first RARE attributes, NULL for None; NULL if none was assigned */
+    struct Rare *rare; /* NULL until it is needed */
     char state, has_result;
 } Operation;
+typedef struct Rare {
+    PyObject *attributes[RARE]; /* the first ones; NULL for None */
+    struct Node *last_node;     /* in the watch lists that are chunks: a ring, last one first */
+} Rare;
 #define OP(operation) ((Operation *)(operation))
-#define GET_RARE(operation, which) (OP(operation)->rare != NULL ? OP(operation)->rare[which] : NULL)
+#define GET_RARE(operation, which) \
+    (OP(operation)->rare != NULL ? OP(operation)->rare->attributes[which] : NULL)
 #define IS(operation, is) (OP(operation)->state == (is))
 
 static PyObject *state_object(State *st, int state) { /* borrowed; NULL for NEW */
@@ -571,6 +578,12 @@ static inline void set_links(PyObject *operation, PyObject *links) {
 static inline void set_result(PyObject *operation, PyObject *result) {
     OP(operation)->has_result = 1;
     Py_XSETREF(OP(operation)->links_or_result, Py_XNewRef(result));
+}
+
+static Rare *rare_of(PyObject *operation) { /* NULL is an exception */
+    if (OP(operation)->rare == NULL) OP(operation)->rare = PyMem_Calloc(1, sizeof(Rare));
+    if (OP(operation)->rare == NULL) PyErr_NoMemory();
+    return OP(operation)->rare;
 }
 
 static PyObject *op_get(PyObject *self, void *which) {
@@ -602,9 +615,9 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
         else if (op->has_result) set_links(self, st->UNWATCHED);
     } else {
         if (value == Py_None) value = NULL;
-        if (op->rare == NULL && value != NULL) op->rare = PyMem_Calloc(RARE, sizeof(PyObject *));
-        if (op->rare != NULL) Py_XSETREF(op->rare[(size_t)which], Py_XNewRef(value));
-        else if (value != NULL) return PyErr_NoMemory() == NULL ? -1 : 0;
+        if (value != NULL && rare_of(self) == NULL) return -1;
+        if (op->rare != NULL)
+            Py_XSETREF(op->rare->attributes[(size_t)which], Py_XNewRef(value));
     }
     return 0;
 }
@@ -612,13 +625,15 @@ static int op_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(OP(self)->home);
     Py_VISIT(OP(self)->links_or_result);
-    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++) Py_VISIT(OP(self)->rare[i]);
+    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++)
+        Py_VISIT(OP(self)->rare->attributes[i]);
     return 0;
 }
 static int op_clear(PyObject *self) {
     Py_CLEAR(OP(self)->home);
     Py_CLEAR(OP(self)->links_or_result);
-    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++) Py_CLEAR(OP(self)->rare[i]);
+    for (int i = 0; OP(self)->rare != NULL && i < RARE; i++)
+        Py_CLEAR(OP(self)->rare->attributes[i]);
     return 0;
 }
 static void op_dealloc(PyObject *self) {
@@ -643,6 +658,132 @@ static PyType_Slot op_slots[] = {
 static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
+
+/* ---- BASE of watch_lists.Chunk: a list of operations, linked through their nodes
+
+   The chunk in Python is a dictionary, so this one has the same interface. An operation has a node
+   for each chunk that it is in, so it leaves without a look-up. A node owns its operation, and
+   borrows its chunk, which removes all its nodes before it is freed. */
+
+typedef struct Node Node;
+typedef struct {
+    PyObject_HEAD
+    Node *first, *last;
+    Py_ssize_t size;
+} WatchList;
+struct Node {
+    Node *before, *after, *next; /* `next`: of its operation, in the order of joining */
+    WatchList *chunk;
+    PyObject *operation;
+};
+#define SIZE(chunk) (((WatchList *)(chunk))->size)
+
+/* The node of an operation in a chunk; NULL if it is not there. Searches the shorter of two lists:
+   the operation's nodes, and the chunk's from the end. */
+static Node *node_of(PyObject *chunk, PyObject *operation) {
+    Node *last = OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL;
+    Node *own = last, *there = ((WatchList *)chunk)->last;
+    while (own != NULL && there != NULL) {
+        own = own->next;
+        if (own->chunk == (WatchList *)chunk) return own;
+        if (there->operation == operation) return there;
+        there = own != last ? there->before : NULL;
+    }
+    return NULL;
+}
+static int link_node(PyObject *self, PyObject *operation) { /* -1 is an exception */
+    if (node_of(self, operation) != NULL) return 0;
+    WatchList *chunk = (WatchList *)self;
+    Rare *rare = rare_of(operation);
+    Node *node = rare != NULL ? PyMem_Malloc(sizeof(Node)) : NULL;
+    if (node == NULL) return PyErr_NoMemory() == NULL ? -1 : 0;
+    node->chunk = chunk;
+    node->operation = Py_NewRef(operation);
+    node->next = rare->last_node != NULL ? rare->last_node->next : node;
+    if (rare->last_node != NULL) rare->last_node->next = node;
+    rare->last_node = node;
+    node->before = chunk->last;
+    node->after = NULL;
+    if (chunk->last != NULL) chunk->last->after = node;
+    else chunk->first = node;
+    chunk->last = node;
+    chunk->size++;
+    return 0;
+}
+static void unlink_node(Node *node) {
+    WatchList *chunk = node->chunk;
+    PyObject *operation = node->operation;
+    Node **last = &OP(operation)->rare->last_node, *previous = *last;
+    while (previous->next != node) previous = previous->next;
+    previous->next = node->next;
+    if (*last == node) *last = previous != node ? previous : NULL;
+    if (node->before != NULL) node->before->after = node->after;
+    else chunk->first = node->after;
+    if (node->after != NULL) node->after->before = node->before;
+    else chunk->last = node->before;
+    chunk->size--;
+    PyMem_Free(node);
+    Py_DECREF(operation);
+}
+static int unlink_from(PyObject *chunk, PyObject *operation) { /* -1 is an exception */
+    Node *node = node_of(chunk, operation);
+    if (node == NULL) PyErr_SetObject(PyExc_KeyError, operation);
+    else unlink_node(node);
+    return node == NULL ? -1 : 0;
+}
+
+static int watch_list_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (Node *node = ((WatchList *)self)->first; node != NULL; node = node->after)
+        Py_VISIT(node->operation);
+    return 0;
+}
+static int watch_list_clear(PyObject *self) {
+    while (((WatchList *)self)->first != NULL) unlink_node(((WatchList *)self)->first);
+    return 0;
+}
+static void watch_list_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    watch_list_clear(self);
+    free_base(self);
+}
+static Py_ssize_t watch_list_length(PyObject *self) { return SIZE(self); }
+static int watch_list_contains(PyObject *self, PyObject *operation) {
+    State *st = state_of(self);
+    if (st == NULL) return -1;
+    return PyObject_TypeCheck(operation, st->OperationBase) && node_of(self, operation) != NULL;
+}
+/* deletes if `value` is NULL */
+static int watch_list_assign(PyObject *self, PyObject *operation, PyObject *value) {
+    State *st = state_of(self);
+    if (st == NULL) return -1;
+    if (!PyObject_TypeCheck(operation, st->OperationBase)) {
+        PyErr_SetString(PyExc_TypeError, "a chunk holds operations");
+        return -1;
+    }
+    return value != NULL ? link_node(self, operation) : unlink_from(self, operation);
+}
+static PyObject *watch_list_iter(PyObject *self) { /* over a copy */
+    PyObject *copy = PyList_New(0);
+    for (Node *node = ((WatchList *)self)->first; copy != NULL && node != NULL; node = node->after)
+        if (PyList_Append(copy, node->operation)) Py_CLEAR(copy);
+    PyObject *iterator = copy != NULL ? PyObject_GetIter(copy) : NULL;
+    Py_XDECREF(copy);
+    return iterator;
+}
+static PyObject *watch_list_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromSize_t(sizeof(WatchList) + (size_t)SIZE(self) * sizeof(Node));
+}
+static PyMethodDef watch_list_methods[] = {
+    {"__sizeof__", watch_list_sizeof, METH_NOARGS, NULL}, {0}};
+static PyType_Slot watch_list_slots[] = {
+    {Py_tp_methods, watch_list_methods}, {Py_mp_length, watch_list_length},
+    {Py_mp_ass_subscript, watch_list_assign}, {Py_sq_contains, watch_list_contains},
+    {Py_tp_iter, watch_list_iter}, {Py_tp_traverse, watch_list_traverse},
+    {Py_tp_clear, watch_list_clear}, {Py_tp_dealloc, watch_list_dealloc}, {0}};
+static PyType_Spec watch_list_spec = {
+    "purgatory._core._kernel.WatchList", sizeof(WatchList), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
 
 /* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each
    change */
@@ -964,7 +1105,7 @@ static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject
 /* watch_lists.Watchers._unlink_chunk(self, chunk), of a chain of one */
 static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
     if (AT(chunk, WatchChunk, first) != Py_None || AT(chunk, WatchChunk, after) != Py_None
-        || PyDict_GET_SIZE(chunk) != 0 || AT(chunk, WatchChunk, key) == NULL)
+        || SIZE(chunk) != 0 || AT(chunk, WatchChunk, key) == NULL)
         return done(CALL(watchers, _unlink_chunk, chunk));
     put(&AT(chunk, WatchChunk, last), Py_None);
     PyObject *key = Py_NewRef(AT(chunk, WatchChunk, key));
@@ -973,32 +1114,53 @@ static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
     return failed;
 }
 
+/* Whether a key is found as it was stored, so it need not be looked up for a changed hash. */
+static int is_constant(PyObject *key) {
+    return key != NULL && (PyUnicode_CheckExact(key) || PyLong_CheckExact(key));
+}
+/* Whether all links of an operation are chunks, and their keys constant. */
+static int shares_all_keys(State *st, PyObject *operation, PyObject *links) {
+    Node *last = OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL, *node = last;
+    for (Py_ssize_t i = PyTuple_GET_SIZE(links); i > 0; i--) {
+        PyObject *link = PyTuple_GET_ITEM(links, i - 1);
+        if (node == NULL || !(is_a(link, st->WatchChunk) || is_constant(link))
+            || !is_a((PyObject *)node->chunk, st->WatchChunk)
+            || !is_constant(AT(node->chunk, WatchChunk, key))) return 0;
+        node = node->next != last ? node->next : NULL;
+    }
+    return node == NULL;
+}
+static int leave(State *st, PyObject *watchers, PyObject *chunk, PyObject *operation) {
+    Py_INCREF(chunk);
+    int failed = unlink_from(chunk, operation)
+        || (SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk));
+    Py_DECREF(chunk);
+    return failed;
+}
+
 /* watch_lists.Watchers.remove(self, operation, links) */
 static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *watchers = a[0], *operation = a[1], *links = a[2], *trouble = NULL;
-    if (!is_whole(st, watchers)) return PASS;
-    if (is_a(links, st->WatchChunk)) {
-        if (PyDict_DelItem(links, operation)) return NULL;
-        return PyDict_GET_SIZE(links) == 0 && unlink_chunk(st, watchers, links)
-            ? NULL : Py_NewRef(Py_None);
-    }
+    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation)) return PASS;
+    if (is_a(links, st->WatchChunk))
+        return leave(st, watchers, links, operation) ? NULL : Py_NewRef(Py_None);
     if (!PyTuple_CheckExact(links)) return PASS;
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
     Py_ssize_t number = PyTuple_GET_SIZE(links);
-    int failed = 0;
+    int failed = 0, is_sharing = shares_all_keys(st, operation, links);
     COUNTS(watchers)->extra_keys -= number - 1;
     for (Py_ssize_t i = 0; i < number; i++) {
-        PyObject *link = PyTuple_GET_ITEM(links, i);
-        PyObject *chunk = is_a(link, st->WatchChunk) ? link : PyDict_GetItemWithError(by_key, link);
+        PyObject *link = PyTuple_GET_ITEM(links, i), *chunk = link;
+        if (is_sharing) {
+            Node *last = OP(operation)->rare->last_node;
+            if (last == NULL) break;
+            chunk = (PyObject *)last->next->chunk;
+        } else if (!is_a(link, st->WatchChunk)) chunk = PyDict_GetItemWithError(by_key, link);
         int is_lost = 1;
         if (chunk == operation) is_lost = remove_key(st, watchers, operation, link);
-        else if (is_a(chunk, st->WatchChunk)) {
-            Py_INCREF(chunk);
-            is_lost = PyDict_DelItem(chunk, operation)
-                || (PyDict_GET_SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk));
-            Py_DECREF(chunk);
-        } else if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, link);
+        else if (is_a(chunk, st->WatchChunk)) is_lost = leave(st, watchers, chunk, operation);
+        else if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, link);
         if (is_lost) Py_XSETREF(trouble, PyErr_GetRaisedException());
     }
     Py_DECREF(by_key);
@@ -1013,10 +1175,8 @@ static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
     PyObject *watchers = a[0], *waiting = a[2], *operation = a[3];
     PyObject *chunk = is_a(waiting, st->WatchChunk) ? AT(waiting, WatchChunk, last) : NULL;
     if (!is_whole(st, watchers) || !is_a(chunk, st->WatchChunk)
-        || !has_room(self, PyDict_GET_SIZE(chunk))) return PASS;
-    Py_INCREF(chunk);
-    if (PyDict_SetItem(chunk, operation, Py_None)) Py_CLEAR(chunk);
-    return chunk;
+        || !is_kind_of(operation, st->Operation) || !has_room(self, SIZE(chunk))) return PASS;
+    return link_node(chunk, operation) ? NULL : Py_NewRef(chunk);
 }
 
 /* watch_lists.Watchers.add(self, operation, keys) */
@@ -1170,11 +1330,11 @@ static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     Py_XINCREF(owner); Py_XINCREF(waiters);
     int failed = 0;
     if (owner != NULL) {
-        Py_CLEAR(OP(a[0])->rare[OWNER]);
+        Py_CLEAR(OP(a[0])->rare->attributes[OWNER]);
         failed = wake(owner, st);
     }
     if (!failed && waiters != NULL) {
-        Py_CLEAR(OP(a[0])->rare[WAITERS]);
+        Py_CLEAR(OP(a[0])->rare->attributes[WAITERS]);
         failed = wake(waiters, st);
     }
     Py_XDECREF(owner); Py_XDECREF(waiters);
@@ -1432,6 +1592,19 @@ RETURNS_NONE(op_on_expiration) /* operation.DelayedOperation.on_expiration(self)
 
 /* ---- the purgatory */
 
+/* Whether all keys differ because their hashes do; -1 is an exception. */
+static int have_different_hashes(PyObject *keys, Py_ssize_t count) {
+    Py_hash_t hashes[8];
+    if (count > (Py_ssize_t)LENGTH(hashes)) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        hashes[i] = PyObject_Hash(PyTuple_GET_ITEM(keys, i));
+        if (hashes[i] == -1) return -1;
+        for (Py_ssize_t j = 0; j < i; j++)
+            if (hashes[i] == hashes[j]) return 0;
+    }
+    return 1;
+}
+
 /* one key, or a tuple of different ones */
 static PyObject *watched_keys(State *st, PyObject *keys) {
     Py_ssize_t count = PyTuple_CheckExact(keys) ? PyTuple_GET_SIZE(keys)
@@ -1446,11 +1619,8 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
         return only;
     }
     if (count > 1 && PyTuple_CheckExact(keys)) {
-        PyObject *different = PySet_New(keys);
-        if (different == NULL) return NULL;
-        int are_different = PySet_GET_SIZE(different) == count;
-        Py_DECREF(different);
-        if (are_different) return Py_NewRef(keys);
+        int are_different = have_different_hashes(keys, count);
+        if (are_different) return are_different < 0 ? NULL : Py_NewRef(keys);
     }
     return PyObject_CallOneArg(st->unique_keys, keys);
 }
@@ -1719,6 +1889,8 @@ static const struct {
     {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
     "_op_home _op_links _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
+    {"watch_lists.Chunk", offsetof(State, WatchListBase), 0, &watch_list_spec,
+    "-first -last -size"},
     {"engine.Engine", offsetof(State, EngineBase), 0, &engine_spec, "completed expired cancelled"},
     {"watch_lists.Watchers", offsetof(State, WatchersBase), 0, &watchers_spec,
     "pending _extra_keys"},

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from purgatory._core.kernel import PYPY, fields
 
 CHUNK_CAPACITY: Final = 32_768
-"""Entries of a chunk, at most."""
+"""Entries of a chunk, at most; a power of two, as the kernel expects."""
 
 
 @fields

@@ -43,8 +43,8 @@ in the first chunk, and a chunk for each other list."""
 
 
 CHUNK_CAPACITY: Final = 4096
-"""The capacity of a chunk, in operations; copying a full chunk takes 20 us. With smaller chunks,
-more operations would have to store their chunks."""
+"""The capacity of a chunk, in operations; a power of two, as the kernel expects. Copying a full chunk
+takes 20 us. With smaller chunks, more operations would have to store their chunks."""
 
 
 def unique_keys(keys: Iterable[Hashable]) -> Keys:
@@ -97,6 +97,9 @@ class Chunk(dict[Operation, None]):
         self.before: Chunk | None = None
         self.after: Chunk | None = None
         self.is_linked = True
+
+    def __repr__(self) -> str:
+        return f"<Chunk of {len(self)} operations>"
 
     def nearest_linked(self) -> "Chunk":
         """This chunk, or, if it was unlinked meanwhile, the nearest linked chunk before it."""
@@ -213,8 +216,8 @@ class Watchers:
             if type(links) is not tuple and links is not UNWATCHED:
                 new.key, waiting._op_links = links, new
             self._replace(key, waiting, new)
-            if waiting._op_state is not PENDING:  # ended by a key's method meanwhile
-                new.pop(waiting, None)
+            if waiting._op_state is not PENDING and waiting in new:
+                del new[waiting]  # ended by a key's method meanwhile
             return new
         chunk = cast(Chunk, waiting.last)
         if len(chunk) >= CHUNK_CAPACITY:
