@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from java import JAVA_FOR_TESTS
 from kafka_server import connector
 from orders import SECOND, Traffic
+from streams import until
 
 from purgatory.pipeline.streaming import encode_operation, encode_signal
 
@@ -38,6 +39,9 @@ def add_partitions(address: str, total: int, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_partitions([NewPartitions(name, total) for name in names]).values():
         made.result(TIMEOUT)
+    # The broker learns of them a little later; until then it refuses records for them.
+    for name in names:
+        until(lambda name=name: len(admin.list_topics(name).topics[name].partitions) == total)
 
 
 def instant(micros: int) -> str:
