@@ -311,6 +311,24 @@ static int has_room(Twin *self, Py_ssize_t size) {
     return capacity != NULL && PyLong_CheckExact(capacity) && size < PyLong_AsSsize_t(capacity);
 }
 
+/* ---- chunks are lists with `first`, `last` and `size`, linked by `before` and `after` */
+
+#define APPEND(chunk, item) do { \
+    (item)->before = (chunk)->last; \
+    (item)->after = NULL; \
+    if ((chunk)->last != NULL) (chunk)->last->after = (item); \
+    else (chunk)->first = (item); \
+    (chunk)->last = (item); \
+    (chunk)->size++; \
+} while (0)
+#define UNLINK(chunk, item) do { \
+    if ((item)->before != NULL) (item)->before->after = (item)->after; \
+    else (chunk)->first = (item)->after; \
+    if ((item)->after != NULL) (item)->after->before = (item)->before; \
+    else (chunk)->last = (item)->before; \
+    (chunk)->size--; \
+} while (0)
+
 /* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list, linked through its entries
 
    The chunk in Python is a dictionary, so this one has the same interface: `chunk[entry] = None`,
@@ -336,20 +354,11 @@ struct Entry {
 
 static void link_entry(Chunk *chunk, Entry *entry) { /* the entry must be in no chunk */
     entry->chunk = chunk;
-    entry->before = chunk->last;
-    if (chunk->last != NULL) chunk->last->after = entry;
-    else chunk->first = entry;
-    chunk->last = entry;
-    chunk->size++;
+    APPEND(chunk, entry);
     Py_INCREF(entry);
 }
 static void unlink_entry(Entry *entry) {
-    Chunk *chunk = entry->chunk;
-    if (entry->before != NULL) entry->before->after = entry->after;
-    else chunk->first = entry->after;
-    if (entry->after != NULL) entry->after->before = entry->before;
-    else chunk->last = entry->before;
-    chunk->size--;
+    UNLINK(entry->chunk, entry);
     entry->chunk = NULL;
     entry->before = entry->after = NULL;
     Py_DECREF(entry);
@@ -551,7 +560,7 @@ typedef struct {
 } Operation;
 typedef struct Rare {
     PyObject *attributes[RARE]; /* the first ones; NULL for None */
-    struct Node *last_node;     /* in the watch lists that are chunks: a ring, last one first */
+    struct Node *last_node;     /* the last of its nodes in watch lists, which are a ring */
 } Rare;
 #define OP(operation) ((Operation *)(operation))
 #define GET_RARE(operation, which) \
@@ -672,17 +681,20 @@ typedef struct {
     Py_ssize_t size;
 } WatchList;
 struct Node {
-    Node *before, *after, *next; /* `next`: of its operation, in the order of joining */
+    Node *before, *after, *next; /* `next`: of its operation, in the order of joining, a ring */
     WatchList *chunk;
     PyObject *operation;
 };
 #define SIZE(chunk) (((WatchList *)(chunk))->size)
 
+static Node *last_node(PyObject *operation) { /* NULL if it has none */
+    return OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL;
+}
+
 /* The node of an operation in a chunk; NULL if it is not there. Searches the shorter of two lists:
    the operation's nodes, and the chunk's from the end. */
 static Node *node_of(PyObject *chunk, PyObject *operation) {
-    Node *last = OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL;
-    Node *own = last, *there = ((WatchList *)chunk)->last;
+    Node *last = last_node(operation), *own = last, *there = ((WatchList *)chunk)->last;
     while (own != NULL && there != NULL) {
         own = own->next;
         if (own->chunk == (WatchList *)chunk) return own;
@@ -691,45 +703,41 @@ static Node *node_of(PyObject *chunk, PyObject *operation) {
     }
     return NULL;
 }
-static int link_node(PyObject *self, PyObject *operation) { /* -1 is an exception */
-    if (node_of(self, operation) != NULL) return 0;
-    WatchList *chunk = (WatchList *)self;
+static int link_node(PyObject *chunk, PyObject *operation) { /* -1 is an exception */
+    if (node_of(chunk, operation) != NULL) return 0;
     Rare *rare = rare_of(operation);
-    Node *node = rare != NULL ? PyMem_Malloc(sizeof(Node)) : NULL;
-    if (node == NULL) return PyErr_NoMemory() == NULL ? -1 : 0;
-    node->chunk = chunk;
+    if (rare == NULL) return -1;
+    Node *node = PyMem_Malloc(sizeof(Node)), *last = rare->last_node;
+    if (node == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    node->chunk = (WatchList *)chunk;
     node->operation = Py_NewRef(operation);
-    node->next = rare->last_node != NULL ? rare->last_node->next : node;
-    if (rare->last_node != NULL) rare->last_node->next = node;
+    node->next = last != NULL ? last->next : node;
+    if (last != NULL) last->next = node;
     rare->last_node = node;
-    node->before = chunk->last;
-    node->after = NULL;
-    if (chunk->last != NULL) chunk->last->after = node;
-    else chunk->first = node;
-    chunk->last = node;
-    chunk->size++;
+    APPEND(node->chunk, node);
     return 0;
 }
 static void unlink_node(Node *node) {
-    WatchList *chunk = node->chunk;
     PyObject *operation = node->operation;
     Node **last = &OP(operation)->rare->last_node, *previous = *last;
     while (previous->next != node) previous = previous->next;
     previous->next = node->next;
     if (*last == node) *last = previous != node ? previous : NULL;
-    if (node->before != NULL) node->before->after = node->after;
-    else chunk->first = node->after;
-    if (node->after != NULL) node->after->before = node->before;
-    else chunk->last = node->before;
-    chunk->size--;
+    UNLINK(node->chunk, node);
     PyMem_Free(node);
     Py_DECREF(operation);
 }
 static int unlink_from(PyObject *chunk, PyObject *operation) { /* -1 is an exception */
     Node *node = node_of(chunk, operation);
-    if (node == NULL) PyErr_SetObject(PyExc_KeyError, operation);
-    else unlink_node(node);
-    return node == NULL ? -1 : 0;
+    if (node == NULL) {
+        PyErr_SetObject(PyExc_KeyError, operation);
+        return -1;
+    }
+    unlink_node(node);
+    return 0;
 }
 
 static int watch_list_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -1120,9 +1128,9 @@ static int is_constant(PyObject *key) {
 }
 /* Whether all links of an operation are chunks, and their keys constant. */
 static int shares_all_keys(State *st, PyObject *operation, PyObject *links) {
-    Node *last = OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL, *node = last;
-    for (Py_ssize_t i = PyTuple_GET_SIZE(links); i > 0; i--) {
-        PyObject *link = PyTuple_GET_ITEM(links, i - 1);
+    Node *last = last_node(operation), *node = last;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links); i++) {
+        PyObject *link = PyTuple_GET_ITEM(links, i);
         if (node == NULL || !(is_a(link, st->WatchChunk) || is_constant(link))
             || !is_a((PyObject *)node->chunk, st->WatchChunk)
             || !is_constant(AT(node->chunk, WatchChunk, key))) return 0;
@@ -1152,11 +1160,9 @@ static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     COUNTS(watchers)->extra_keys -= number - 1;
     for (Py_ssize_t i = 0; i < number; i++) {
         PyObject *link = PyTuple_GET_ITEM(links, i), *chunk = link;
-        if (is_sharing) {
-            Node *last = OP(operation)->rare->last_node;
-            if (last == NULL) break;
-            chunk = (PyObject *)last->next->chunk;
-        } else if (!is_a(link, st->WatchChunk)) chunk = PyDict_GetItemWithError(by_key, link);
+        Node *last = is_sharing ? last_node(operation) : NULL;
+        if (last != NULL) chunk = (PyObject *)last->next->chunk;
+        else if (!is_a(link, st->WatchChunk)) chunk = PyDict_GetItemWithError(by_key, link);
         int is_lost = 1;
         if (chunk == operation) is_lost = remove_key(st, watchers, operation, link);
         else if (is_a(chunk, st->WatchChunk)) is_lost = leave(st, watchers, chunk, operation);
