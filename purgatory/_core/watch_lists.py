@@ -43,8 +43,8 @@ in the first chunk, and a chunk for each other list."""
 
 
 CHUNK_CAPACITY: Final = 4096
-"""The capacity of a chunk, in operations; a power of two, as the kernel expects. Copying a full chunk
-takes 20 us. With smaller chunks, more operations would have to store their chunks."""
+"""The capacity of a chunk, in operations; a power of two, as the kernel expects. Copying a full
+chunk takes 20 us. With smaller chunks, more operations would have to store their chunks."""
 
 
 def unique_keys(keys: Iterable[Hashable]) -> Keys:
@@ -166,15 +166,7 @@ class Watchers:
         try:
             for key in keys:
                 waiting = by_key.setdefault(key, operation)
-                if (
-                    type(waiting) is Chunk
-                    and waiting.last is waiting
-                    and len(waiting) < CHUNK_CAPACITY
-                ):
-                    # The common case of `join`, inlined: the call is 8 % of watching and leaving
-                    # three keys.
-                    waiting[operation] = None
-                elif waiting is not operation:
+                if waiting is not operation:
                     link = self.join(key, waiting, operation)
                     if type(link) is Chunk and link.first is not None:
                         links = links or [*keys]
