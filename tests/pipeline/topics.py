@@ -39,7 +39,7 @@ def add_partitions(address: str, total: int, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_partitions([NewPartitions(name, total) for name in names]).values():
         made.result(TIMEOUT)
-    # The broker learns of them a little later; until then it refuses records for them.
+    # The broker knows them a little later. Until then it refuses records for them.
     for name in names:
         until(lambda name=name: len(admin.list_topics(name).topics[name].partitions) == total)
 
