@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, is_hypothesis_test, settings, strategies
+from hypothesis import given, settings, strategies
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from requirements import left_out_without_clients
 from xdist.scheduler import LoadScopeScheduling
@@ -35,14 +34,6 @@ collect_ignore = left_out_without_clients(
     "pipeline/on_spark/test_topics.py",
 )
 
-UNIT_TESTS = tuple(
-    str(Path(__file__).parent / name) + os.sep for name in ("core", "journal", "metrics", "testing")
-)
-"""Folders of tests on virtual time."""
-
-UNIT_TIMEOUT = 10
-"""The time limit of a unit test, in seconds. On an idle machine a test takes at most one second."""
-
 LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
 """Parameters with the kind of loop: our fixture's and pytest-asyncio's."""
 
@@ -60,8 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `on_every_loop`.
 
     Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
-    eager"` runs them. Unit tests have a time limit of their own, shorter than in `pyproject.toml`,
-    except with `--timeout`.
+    eager"` runs them.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
@@ -73,14 +63,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("eager")
         if is_other and not item.get_closest_marker("every_loop"):
             item.add_marker("slow")
-        if config.getoption("timeout") is None and is_unit_test(item):
-            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT))
 
 
 def pytest_report_header() -> str | None:
     if not collect_ignore:
         return None
     return "aiokafka or confluent-kafka is missing: test files that import them are left out"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Keeps the names of the skipped tests: `.ci/run` runs them again where nothing is missing."""
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        skipped = [f"{report.nodeid}\n" for report in terminalreporter.stats.get("skipped", ())]
+        (config.cache.mkdir("skipped") / "tests").write_text("".join(skipped), encoding="utf-8")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -102,16 +97,6 @@ def pytest_collection_finish() -> None:
 def _start_hypothesis(_: None) -> None:
     """At its first test Hypothesis registers a generator of random numbers, and warns if the
     collector sees nothing that refers to it."""
-
-
-def is_unit_test(item: pytest.Item) -> bool:
-    """Whether a test gets the time limit of unit tests."""
-    return (
-        str(item.path).startswith(UNIT_TESTS)
-        and not any(item.get_closest_marker(name) for name in ("slow", "long", "timeout"))
-        and not is_hypothesis_test(getattr(item, "obj", None))
-        and "program" not in getattr(item, "fixturenames", ())
-    )
 
 
 @pytest.fixture(autouse=True)

@@ -127,7 +127,7 @@ async def test_a_plain_function_answers_those_who_wait(
         app = make(service)
         waiting = Request(app, headers={"If-None-Match": '"e-0"', "Host": "localhost"}, path=path)
         waiting.body()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not service.polls.open:
                 await iterations(1)
             prefix, method = ("/bring", "GET") if make is django_app else ("", "PUT")

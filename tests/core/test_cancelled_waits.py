@@ -322,7 +322,6 @@ async def test_every_token_is_received_or_left(row):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @on_every_loop
 @pytest.mark.parametrize("row", ROWS)
 async def test_every_token_is_received_or_left_at_length(row):

@@ -70,7 +70,6 @@ async def test_operation_watched_after_check_in_hook_is_completed(
 # No waiter starves
 
 
-@pytest.mark.long
 @on_virtual_time
 @pytest.mark.parametrize("busy", ["one hot key", "many hot keys", "hooks that go on for ever"])
 async def test_key_named_by_thread_is_checked_despite_load(purgatory, busy):

@@ -2,11 +2,10 @@
 `__init__` or `cancel`. It harms its own operation at most."""
 
 import asyncio
-import gc
 from contextlib import suppress
 
 import pytest
-from helpers import Broken, Probe, collector, iterations, outcome, watch_all
+from helpers import Broken, Probe, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import (
@@ -322,99 +321,6 @@ async def test_debug_mode_keeps_errors_of_other_keys():
         watch_all(purgatory, [Probe(60)], [Jealous()])
         assert purgatory.check_and_complete("42") == 0
         assert purgatory.pending == 1
-
-
-# A finalizer that the garbage collector runs while an operation joins
-
-
-def with_garbage(finalize, threshold):
-    """Makes garbage whose finalizer calls `finalize` after the given number of allocations."""
-
-    class Garbage:
-        def __del__(self):
-            gc.set_threshold(0)
-            finalize()
-
-    gc.collect()
-    garbage = Garbage()
-    garbage.itself = garbage
-    del garbage
-    gc.set_threshold(threshold, 1000, 1000)
-
-
-THRESHOLDS = range(1, 80)
-
-
-@pytest.fixture
-def collecting():
-    """Enables the collector with little garbage, and restores its state afterwards."""
-    thresholds = gc.get_threshold()
-    with collector(is_on=True):
-        yield
-        gc.set_threshold(*thresholds)
-
-
-@on_virtual_time
-@pytest.mark.parametrize("keys", [["a"], ["a", "b"], ["b", "a", "c"]], ids="-".join)
-@pytest.mark.cpython
-async def test_finalizer_checking_key_during_join_completes_once(keys, collecting):
-    purgatory = Purgatory()  # stays open: closing a damaged purgatory never returns
-    for threshold in THRESHOLDS:
-        [other] = watch_all(purgatory, [Probe(60)], ["b"])
-        operation = Probe(60)
-
-        def finalize():
-            operation.ready = True
-            purgatory.check_and_complete("a")
-
-        with_garbage(finalize, threshold)
-        purgatory.try_complete_else_watch(operation, keys)
-        gc.set_threshold(0)
-        gc.collect()
-        purgatory.check_and_complete("a")
-        assert operation.calls.count("complete") == 1
-        assert operation.state is COMPLETED
-        assert purgatory.pending == 1
-        purgatory._check()
-        other.cancel()
-
-
-@on_virtual_time
-@pytest.mark.cpython
-async def test_finalizer_advancing_key_during_join_loses_nothing(
-    collecting,
-):
-    thresholds = ThresholdPurgatory()
-    for threshold in THRESHOLDS:
-        key = f"key {threshold}"
-        with_garbage(lambda: thresholds.advance(key, 5), threshold)
-        waiting = asyncio.create_task(outcome(thresholds.wait(key, 5, 60)))
-        await iterations()
-        gc.set_threshold(0)
-        gc.collect()
-        await iterations(2)
-        thresholds._check()
-        assert thresholds.value(key) == 5
-        assert waiting.done() and waiting.result() == 5
-        assert thresholds.pending == 0
-
-
-@on_virtual_time
-@pytest.mark.cpython
-async def test_finalizer_touching_new_id_tracks_it_once(
-    collecting,
-):
-    idle = []
-    tracker = IdleTracker(10.0, idle.append)
-    tracker.touch("first")
-    for threshold in THRESHOLDS:
-        with_garbage(lambda: tracker.touch(threshold), threshold)
-        tracker.touch(threshold)
-        gc.set_threshold(0)
-        gc.collect()
-        tracker._check()
-    await asyncio.sleep(20)
-    assert sorted(idle[1:]) == list(THRESHOLDS)
 
 
 # A subclass that overrides `cancel`

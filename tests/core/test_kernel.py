@@ -23,7 +23,7 @@ from requirements import unavailable
 import purgatory
 from purgatory._core import kernel
 
-pytestmark = [pytest.mark.cpython, pytest.mark.long]
+pytestmark = pytest.mark.cpython
 
 PROGRAMS = Path(__file__).with_name("kernel_programs.py")
 

@@ -13,7 +13,7 @@ from requirements import need, unavailable
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "purgatory" / "_core" / "_kernel.c"
 
-pytestmark = [pytest.mark.cpython, pytest.mark.long]
+pytestmark = pytest.mark.cpython
 
 WARNINGS = [
     "-Wall",

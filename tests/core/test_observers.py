@@ -314,7 +314,6 @@ asyncio.run(main("rows"))
 """
 
 
-@pytest.mark.long
 def test_journal_uses_only_the_public_interface(tmp_path):
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow")
     assert beside_a_renamed_core(tmp_path, JOURNALLED, "journal") == "renamed ['a'] completed a 2\n"

@@ -95,7 +95,6 @@ def test_add_and_discard_cost_logarithmically():
         assert compared(queue.add, waiters[number]) <= 20
 
 
-@pytest.mark.long
 def test_take_above_costs_logarithmically():
     queue, _ = crowd(20_000)
     assert compared(queue.take_above, Counted(20_000)) <= 18

@@ -647,7 +647,6 @@ async def test_drain_out_of_bounds_is_refused(drain, why):
         assert purgatory.pending == 1
 
 
-@pytest.mark.long
 @pytest.mark.cpython
 async def test_memory_returns_to_its_earlier_level():
     import tracemalloc

@@ -638,7 +638,6 @@ def test_full_chunks_keep_order_and_due_ticks(budget: int, monkeypatch: pytest.M
     assert sorted(wheel.all_due(88, budget)) == list(range(55))  # type: ignore[type-var]
 
 
-@pytest.mark.long
 def test_chunk_size_is_bounded() -> None:
     wheel = TimingWheel(1.0, 10, bool)
     count = 2 * CHUNK_CAPACITY + 10

@@ -15,7 +15,7 @@ from raw import Raw, fetch_fields, make_batch, produce_fields, produced
 from requirements import unavailable
 from test_transactions import TransactionalProducer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 NOT_YET = {
     *(

@@ -24,7 +24,7 @@ from typing import Any
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
 
-LIMIT = 40.0
+LIMIT = 60.0
 """Longest wait for the last versions, in seconds; above the time of a busy machine."""
 
 

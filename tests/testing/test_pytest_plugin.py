@@ -8,11 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 import purgatory
-
-pytestmark = pytest.mark.long
 
 
 def pytest_passes(

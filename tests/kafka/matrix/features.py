@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-TIMEOUT: Final = 30.0
+TIMEOUT: Final = 60.0
 """How long a client may wait for what has to come, in seconds."""
 REFUSAL_TIMEOUT: Final = 8.0
 """How long a client may try what is refused, in seconds, where it does not give up by itself."""
