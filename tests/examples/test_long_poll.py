@@ -1,10 +1,6 @@
-"""`examples/long_poll.py`, the board in a hundred lines: in virtual time, and its demo, as a
-process."""
+"""`examples/long_poll.py`, the board in a hundred lines, in virtual time."""
 
 import asyncio
-import os
-import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,10 +11,6 @@ from asgi_modules import EXAMPLES, load
 from loops import on_virtual_time
 
 EXAMPLE = EXAMPLES / "long_poll.py"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-}  # the same purgatory as here
 
 
 @pytest.fixture
@@ -125,20 +117,3 @@ async def test_stopping_server_answers_open_polls_with_503(board: Any) -> None:
         await board.polls.aclose()
         response = await waiting
         assert (response.status_code, response.text) == (503, "the server is stopping")
-
-
-@pytest.mark.slow
-def test_demo_reports_no_early_answer_and_no_leftovers(program: Any) -> None:
-    demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
-
-    def row(name: str) -> list[float]:
-        [line] = [line for line in demo.stdout.splitlines() if name in line]
-        return [float(number) for number in re.findall(r"-?\d+\.?\d*", line.split(name)[1])]
-
-    assert all(count > 0 for name in ("by event", "by deadline ", "gone") for count in row(name))
-    [unread] = re.findall(r"^(\d+) clients hung up when their answer", demo.stdout, re.MULTILINE)
-    answered = [sum(row(name)[side] for name in ("by event", "by deadline ")) for side in (0, 1)]
-    assert answered[0] - answered[1] == int(unread)
-    assert row("after its deadline")[0] >= 0  # the clients' clock is the server's, of nanoseconds
-    assert row("pending at the end") == [0]
-    assert row("polls open: answered") == [40]

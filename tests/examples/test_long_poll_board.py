@@ -3,7 +3,6 @@ over real connections."""
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -512,22 +511,3 @@ async def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
         (["other"], "cancelled", None),
     ]
     assert {(row["purgatory"], row["kind"]) for row in rows} == {("polls", "Poll")}
-
-
-@pytest.mark.slow
-def test_demo_reports_no_early_answer_and_no_leftovers(program: Any) -> None:
-    demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
-    assert demo.stderr == ""
-
-    def row(name: str) -> list[float]:
-        [line] = [line for line in demo.stdout.splitlines() if name in line]
-        return [float(number) for number in re.findall(r"-?\d+\.?\d*", line.split(name)[1])]
-
-    assert all(count > 0 for name in ("by event", "by deadline ", "gone") for count in row(name))
-    assert row("p50")[0] > 0
-    assert row("p99")[0] >= row("p50")[0]
-    earliest_by_server, earliest_by_client = row("after its deadline")
-    assert earliest_by_server >= 0
-    assert earliest_by_client >= 0
-    assert row("pending at the end") == [0]
-    assert row("polls open: answered") == [40]

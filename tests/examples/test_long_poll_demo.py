@@ -1,0 +1,61 @@
+"""`--demo` of both boards, as a process, and what it says of a broken promise."""
+
+import os
+import re
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from asgi_modules import EXAMPLES, load
+
+import purgatory
+
+demo = load(EXAMPLES / "_long_poll_demo.py")
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}  # the same purgatory as here
+SEEN = demo.Seen(0.0, latencies=[0.002], late=[0.001], late_sleeps=[0.003])
+GOOD = demo.Result({"event": 3, "deadline": 2, "gone": 1}, SEEN, 0, 40, 40, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("board", ["long_poll.py", "long_poll_board.py"])
+def test_demo_finds_every_promise_kept(board: str, program: Any) -> None:
+    done = program(
+        EXAMPLES / board, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT
+    )
+    assert done.stderr == ""
+    first, second, *progress, polls, times, earliest, left, stop = done.stdout.splitlines()
+    assert ("kernel in C was built" in first) is purgatory.COMPILED
+    assert second.startswith("40 clients poll 4 topics of http://127.0.0.1:")
+    assert ("/purgatory" in progress.pop(0)) if board == "long_poll_board.py" else progress
+    assert progress and all(re.match(r" +\d+ s: +\d+ wait, ", line) for line in progress)
+    total, *endings = map(int, re.findall(r"\d+", polls))
+    assert total == sum(endings) and min(endings) > 0
+    p50, p99, _ = map(float, re.findall(r"\d+\.\d+", times))
+    assert 0 < p50 <= p99
+    assert re.fullmatch(r"the earliest answer at a deadline came \d+\.\d+ ms after it", earliest)
+    assert left.endswith(": 0")
+    assert stop.startswith("SIGTERM with 40 polls open: 40 answered")
+
+
+def test_kept_promises_are_five_lines() -> None:
+    assert GOOD.kept
+    assert list(GOOD.lines()) == [
+        "6 polls: 3 answered by a message, 2 at their deadline, 1 hung up",
+        "publish to read: 2.00 ms (median), 2.00 ms (99 of 100); a bare sleep was 3.00 ms late",
+        "the earliest answer at a deadline came 1.00 ms after it",
+        "operations left when all clients had gone: 0",
+        "SIGTERM with 40 polls open: 40 answered, and the server ended after 0.50 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"pending": 1}, {"stopped": 39}, {"seen": replace(SEEN, late=[0.001, -0.001])}],
+    ids=["left behind", "dropped", "early"],
+)
+def test_each_broken_promise_is_noticed(broken: dict[str, Any]) -> None:
+    assert not replace(GOOD, **broken).kept
