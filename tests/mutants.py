@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 
 NEAREST = {
     "arguments": ("test_arguments.py", "test_argument_checks.py"),
-    "changed_keys": ("test_changed_keys.py", "test_review_defects.py"),
     "closing": ("test_closing.py", "test_threshold_bursts.py"),
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "idle_tracker": ("test_idle_tracker.py", "test_idle_observers.py"),

@@ -52,8 +52,8 @@
     X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
 
 #define NAMES(X) \
-    X(CHUNK_CAPACITY) X(add) X(remove) X(remove_key) X(join) X(pop) \
-    X(_unlink_chunk) X(keep_orphan) X(_remove_by_scan) X(__init__) X(claim) X(check_idle_later) \
+    X(CHUNK_CAPACITY) X(add) X(remove) X(join) X(pop) \
+    X(_unlink_chunk) X(__init__) X(claim) X(check_idle_later) \
     X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
     X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
     X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
@@ -1097,16 +1097,13 @@ static int is_whole(State *st, PyObject *watchers) {
         && PyDict_CheckExact(AT(watchers, Watchers, by_key));
 }
 
-/* watch_lists.Watchers.remove_key(self, waiting, key) */
+/* Removes `key`, if it leads to `waiting`. */
 static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject *key) {
-    if (!is_whole(st, watchers)) return done(CALL(watchers, remove_key, waiting, key));
     PyObject *found = NULL, *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
-    if (pop(st, by_key, key, &found)) Py_XSETREF(found, PyErr_GetRaisedException());
-    Py_DECREF(by_key);
-    int failed = 0;
-    if (found != waiting)
-        failed = done(CALL(watchers, keep_orphan, waiting, key, found ? found : Py_None));
+    int failed = pop(st, by_key, key, &found);
+    if (!failed && found != NULL && found != waiting) failed = PyDict_SetItem(by_key, key, found);
     Py_XDECREF(found);
+    Py_DECREF(by_key);
     return failed;
 }
 
@@ -1122,26 +1119,21 @@ static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
     return failed;
 }
 
-/* Whether a key is found as it was stored, so it need not be looked up for a changed hash. */
-static int is_constant(PyObject *key) {
-    return key != NULL && (PyUnicode_CheckExact(key) || PyLong_CheckExact(key));
-}
-/* Whether all links of an operation are chunks, and their keys constant. */
+/* Whether an operation is in a chunk for each of its links, so that no key need be looked up. */
 static int shares_all_keys(State *st, PyObject *operation, PyObject *links) {
     Node *last = last_node(operation), *node = last;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links); i++) {
-        PyObject *link = PyTuple_GET_ITEM(links, i);
-        if (node == NULL || !(is_a(link, st->WatchChunk) || is_constant(link))
-            || !is_a((PyObject *)node->chunk, st->WatchChunk)
-            || !is_constant(AT(node->chunk, WatchChunk, key))) return 0;
+        if (node == NULL || !is_a((PyObject *)node->chunk, st->WatchChunk)) return 0;
         node = node->next != last ? node->next : NULL;
     }
     return node == NULL;
 }
 static int leave(State *st, PyObject *watchers, PyObject *chunk, PyObject *operation) {
+    Node *node = node_of(chunk, operation);
+    if (node == NULL) return 0;
     Py_INCREF(chunk);
-    int failed = unlink_from(chunk, operation)
-        || (SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk));
+    unlink_node(node);
+    int failed = SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk);
     Py_DECREF(chunk);
     return failed;
 }
@@ -1149,29 +1141,26 @@ static int leave(State *st, PyObject *watchers, PyObject *chunk, PyObject *opera
 /* watch_lists.Watchers.remove(self, operation, links) */
 static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *watchers = a[0], *operation = a[1], *links = a[2], *trouble = NULL;
+    PyObject *watchers = a[0], *operation = a[1], *links = a[2];
     if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation)) return PASS;
     if (is_a(links, st->WatchChunk))
         return leave(st, watchers, links, operation) ? NULL : Py_NewRef(Py_None);
-    if (!PyTuple_CheckExact(links)) return PASS;
+    if (!PyTuple_CheckExact(links))
+        return remove_key(st, watchers, operation, links) ? NULL : Py_NewRef(Py_None);
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
     Py_ssize_t number = PyTuple_GET_SIZE(links);
     int failed = 0, is_sharing = shares_all_keys(st, operation, links);
     COUNTS(watchers)->extra_keys -= number - 1;
-    for (Py_ssize_t i = 0; i < number; i++) {
+    for (Py_ssize_t i = 0; i < number && !failed; i++) {
         PyObject *link = PyTuple_GET_ITEM(links, i), *chunk = link;
         Node *last = is_sharing ? last_node(operation) : NULL;
         if (last != NULL) chunk = (PyObject *)last->next->chunk;
         else if (!is_a(link, st->WatchChunk)) chunk = PyDict_GetItemWithError(by_key, link);
-        int is_lost = 1;
-        if (chunk == operation) is_lost = remove_key(st, watchers, operation, link);
-        else if (is_a(chunk, st->WatchChunk)) is_lost = leave(st, watchers, chunk, operation);
-        else if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, link);
-        if (is_lost) Py_XSETREF(trouble, PyErr_GetRaisedException());
+        if (chunk == operation) failed = remove_key(st, watchers, operation, link);
+        else if (is_a(chunk, st->WatchChunk)) failed = leave(st, watchers, chunk, operation);
+        else failed = PyErr_Occurred() != NULL;
     }
     Py_DECREF(by_key);
-    if (trouble != NULL) failed = done(CALL(watchers, _remove_by_scan, operation, trouble));
-    Py_XDECREF(trouble);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
@@ -1275,9 +1264,7 @@ static int claim_in(State *st, PyObject *engine, PyObject *operation, int state)
         PyObject *args[] = {watchers, operation, links};
         set_links(operation, st->UNWATCHED);
         COUNTS(watchers)->pending--;
-        if (PyTuple_CheckExact(links) || is_a(links, st->WatchChunk))
-            failed = call(st->watchers_remove, st->s_remove, args, 3);
-        else failed = remove_key(st, watchers, operation, links);
+        failed = call(st->watchers_remove, st->s_remove, args, 3);
         if (!failed && COUNTS(watchers)->pending == 0
             && AT(wheel, Wheel, notify_empty) == Py_True) {
             PyObject *loop_wheel = get(AT(engine, Engine, loop_wheel));

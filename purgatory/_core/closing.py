@@ -11,8 +11,6 @@ module can serve one lifespan after another.
 
 from asyncio import current_task, sleep, wait
 from collections.abc import Hashable, Iterable, Iterator
-from itertools import islice
-from typing import Final
 
 from purgatory._core import logs
 from purgatory._core.engine import Engine
@@ -20,9 +18,6 @@ from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import MAX_PER_ITERATION, require_stack_without_kernel
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import first_batch, steps_to_leave
-
-SNAPSHOT: Final = 8192
-"""Number of keys copied at a time when all operations are cancelled."""
 
 Cancelled = tuple[Operation | None, int]
 """An operation, or None if it has completed instead, and the work that this was, in operations."""
@@ -92,19 +87,9 @@ def cancel_all(engine: Engine) -> Iterator[Cancelled]:
     """Ends all pending operations of a purgatory, one at each step."""
     if engine.notifier is not None:
         engine.notifier.is_closing = True
-    most: int | None = SNAPSHOT
-    while True:
-        is_over = True
-        # Iterate over snapshots, because a new iterator of a dictionary skips deleted entries one
-        # by one. Do not look up keys, because they may have changed.
-        for waiting in list(islice(engine.by_key.values(), most)):
-            while found := first_batch(waiting):
-                is_over = False
-                yield from _cancel_each(found)
-        if is_over and most is None:
-            return
-        if is_over:
-            most = None  # orphans at the front may hide further operations
+    for waiting in list(engine.by_key.values()):
+        while found := first_batch(waiting):
+            yield from _cancel_each(found)
 
 
 def cancel_key(engine: Engine, key: Hashable) -> Iterator[Cancelled]:

@@ -16,7 +16,6 @@ from typing import Any, cast, final
 
 from purgatory._core import logs
 from purgatory._core.arguments import describe, printable
-from purgatory._core.changed_keys import remove_keyed
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.inbox import ThreadsafeInbox
@@ -46,7 +45,6 @@ from purgatory._core.operation import (
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.watch_lists import (
-    Chunk,
     Keys,
     Watchers,
     WatchLinks,
@@ -96,7 +94,7 @@ class Engine:
         self.name = name
         self.max_pending = max_pending
         self.loop_wheel = loop_wheel
-        self.watchers = Watchers(self.report)
+        self.watchers = Watchers()
         loop_wheel.on_idle = self._on_wheel_idle
         # Saves the hot paths a second attribute look-up.
         self.wheel = loop_wheel.wheel
@@ -188,11 +186,8 @@ class Engine:
         """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
         without such a key."""
         for key in keys_of(links) if self.checks else ():
-            try:
-                if self._check_of(key) is not None:
-                    return key
-            except Exception:
-                continue  # checks do not find a changed key either
+            if self._check_of(key) is not None:
+                return key
         return NO_KEY
 
     def may_wait(self, operation: Operation, when: float | None, now: float) -> bool:
@@ -255,10 +250,7 @@ class Engine:
             operation._op_links = UNWATCHED
             watchers = self.watchers
             watchers.pending -= 1
-            if type(links) is tuple or type(links) is Chunk:
-                watchers.remove(operation, links)
-            else:
-                watchers.remove_key(operation, links)
+            watchers.remove(operation, links)
             if not watchers.pending and self.wheel.notify_empty:
                 self.loop_wheel.check_idle_later()
         return True
@@ -340,17 +332,7 @@ class Engine:
 
     def discard_check(self, check: KeyCheck) -> None:
         """Removes a finished check."""
-        try:
-            # Not at once by `remove_keyed`, whose call would be 4 % of a check.
-            found = self.checks.pop(check.key, None)
-        except BaseException as error:
-            self._report_lost(check, error)
-            return
-        if found is not check and found is not None:
-            remove_keyed(self.checks, check, self._report_lost, found)
-
-    def _report_lost(self, check: KeyCheck, error: BaseException | None) -> None:
-        self.report(f"cannot find the checked key {describe(check.key)} again", error)
+        self.checks.pop(check.key, None)
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
         """Checks keys requested by other threads."""
@@ -388,12 +370,12 @@ class Engine:
                 idle.set_result(None)
 
     def statistics(self) -> PurgatoryStatistics:
-        """A snapshot of the counters. Cost: O(1), except for `keys`."""
+        """A snapshot of the counters. Cost: O(1)."""
         return PurgatoryStatistics(
             name=self.name,
             pending=len(self.watchers),
             watched=self.watchers.registrations,
-            keys=self.watchers.keys,
+            keys=len(self.by_key),
             completed=self.completed,
             expired=self.expired,
             cancelled=self.cancelled,

@@ -25,9 +25,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import ceil, inf
 from typing import Final, Generic, Self, TypeVar, final
 
-from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import CHANGED, remove_keyed
 from purgatory._core.clock import TickClock
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
@@ -237,7 +236,7 @@ class IdleTracker(Generic[Id]):
             if not self._closed and entry._timer_deadline < inf:
                 self._loop_wheel.wheel.add(entry, entry._timer_deadline, now)
             return
-        remove_keyed(self._entries, entry, self._report_lost)
+        self._entries.pop(id_, None)
         try:
             self._on_idle(id_)
         except (SystemExit, KeyboardInterrupt):
@@ -250,10 +249,6 @@ class IdleTracker(Generic[Id]):
             last_seen = entry._timer_deadline - self._timeout
             now = self._time()
             self._observers.ended(entry, (id_,), last_seen, now, self._timeout, Cause.DEADLINE, 1)
-
-    def _report_lost(self, entry: _TrackedId[Id], error: BaseException | None) -> None:
-        what = f"a {printable(type(entry.key).__name__)} again that the idle tracker {self._name!r}"
-        self._report(f"cannot find {what} tracked: {CHANGED}", error)
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._loop_wheel.loop, message, error)

@@ -482,7 +482,7 @@ class Purgatory(Generic[Op]):
     def keys(self) -> Iterator[Hashable]:
         """The keys that operations watch now. The iterator ends with `RuntimeError` if one is added
         or removed meanwhile; copy it with `list`. Cost: O(1) for each."""
-        return self._engine.watchers.iter_keys()
+        return iter(self._engine.by_key)
 
     def statistics(self) -> PurgatoryStatistics:
         """A snapshot. Cost: O(1)."""

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 from purgatory._core import logs
 from purgatory._core.arguments import check_drain, check_limit, describe, printable, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.changed_keys import CHANGED, remove_keyed
 from purgatory._core.errors import (
     OperationCancelled,
     OperationTimeout,
@@ -517,8 +516,8 @@ class ThresholdPurgatory(Generic[K, V]):
         """Forgets a queue that has neither a value nor waiters."""
         if queue.value is not UNKNOWN or queue.segments or queue.is_discarded:
             return
-        if remove_keyed(self._queues, queue, self._report_lost):
-            queue.is_discarded = True
+        self._queues.pop(queue.key, None)
+        queue.is_discarded = True
 
     # -- ending
 
@@ -651,10 +650,6 @@ class ThresholdPurgatory(Generic[K, V]):
         self._observers.ended(
             waiter, keys, started_at, now, waiter.timeout, cause, failed_tries, error
         )
-
-    def _report_lost(self, queue: ThresholdQueue, error: BaseException | None) -> None:
-        kind = printable(type(queue.key).__name__)
-        self._report(f"cannot find a {kind} again that was a key: {CHANGED}", error)
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._loop, f"{printable(self.name)}: {message}", error)

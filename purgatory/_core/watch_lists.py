@@ -12,24 +12,22 @@ it changes, and is never copied:
 
 An operation has *links*: the bare key if it is the only watcher of the key, else its chunk. With
 several keys, the links are the caller's tuple of keys, to save another tuple: the first chunk of a
-key is found by the key, and any other chunk replaces its key in the tuple. The `__hash__` and
-`__eq__` of keys are user code, which may raise, or change its result: an operation that its keys do
-not lead to is searched for in all lists.
+key is found by the key, and any other chunk replaces its key in the tuple. Keys behave as those of a
+dictionary: a key that changes its hash or equality meanwhile may keep an ended operation here, which
+is never tried, until no operation is pending.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until
 a purge finds them (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists
 when it ends.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Hashable, Iterable
 from itertools import islice
-from typing import Any, Final, Union, cast, final
+from typing import Any, Final, Union, final
 
 from purgatory._core.arguments import describe
-from purgatory._core.changed_keys import CHANGED, LostKey, remove_entry, store
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, Report
+from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
 from purgatory._core.operation import UNWATCHED, Operation
 from purgatory._core.states import PENDING
 
@@ -109,45 +107,23 @@ class Chunk(dict[Operation, None]):
         return chunk
 
 
-def _ignore(message: str, error: BaseException | None) -> None:
-    """The default `report`: ignores the error."""
-
-
 @fields
 class Watchers:
-    """The watch lists of one purgatory.
+    """The watch lists of one purgatory. Counts change when operations get and lose their links."""
 
-    Counts change when operations get and lose their links, never by the contents of `by_key`, whose
-    keys may change. All changes of `by_key` insert without overwriting, or remove and look at the
-    removed entry, so that no watcher is lost when two keys have become equal.
+    __slots__ = ("_extra_keys", "by_key", "pending")
 
-    Args:
-        report: called with a message and an exception, or `None`, when a key cannot be found again,
-            because the result of its `__hash__` or `__eq__` has changed.
-    """
-
-    __slots__ = ("_extra_keys", "_report", "by_key", "has_orphans", "pending")
-
-    def __init__(self, report: Report = _ignore) -> None:
+    def __init__(self) -> None:
         self.by_key: dict[Hashable, Operation | Chunk] = {}
-        self._report = report
         self.pending = 0
         """Number of operations with links."""
         self._extra_keys = 0
         """Number of registrations beyond the first registration of each operation."""
-        self.has_orphans = False
-        """Whether `by_key` may have entries without watchers, because their keys have changed.
-        These entries stay until no operation is pending."""
 
     @property
     def registrations(self) -> int:
         """Number of pairs of an operation and a watched key. Cost: O(1)."""
         return self.pending + self._extra_keys if self.pending else 0
-
-    @property
-    def keys(self) -> int:
-        """Number of keys with a watcher. Cost: O(1); O(all keys) if a key has changed."""
-        return sum(1 for _ in self.iter_keys()) if self.has_orphans else len(self.by_key)
 
     def __len__(self) -> int:
         """Number of operations that watch a key. Cost: O(1)."""
@@ -198,76 +174,38 @@ class Watchers:
         waiting = self.by_key.setdefault(key, operation)
         if waiting is operation:
             return key
-        if is_orphan(waiting):
-            self._replace(key, waiting, operation)
-            return key
         if type(waiting) is not Chunk:
             new[waiting] = new[operation] = None
             links = waiting._op_links
             # `links` is UNWATCHED while the operation joins the lists of its other keys.
             if type(links) is not tuple and links is not UNWATCHED:
                 new.key, waiting._op_links = links, new
-            self._replace(key, waiting, new)
-            if waiting._op_state is not PENDING and waiting in new:
-                del new[waiting]  # ended by a key's method meanwhile
+            self.by_key[key] = new
             return new
-        chunk = cast(Chunk, waiting.last)
+        chunk = waiting if waiting.last is None else waiting.last
         if len(chunk) >= CHUNK_CAPACITY:
             new.first, new.last, new.before = waiting, None, chunk
             chunk.after = waiting.last = chunk = new
         chunk[operation] = None
         return chunk
 
-    def _replace(self, key: Hashable, old: "Operation | Chunk", new: "Operation | Chunk") -> None:
-        """Replaces `old` by `new`. Does not raise."""
-        self.remove_key(old, key)
-        store(self.by_key, key, new, self._report_changed)
-
     @compiled
     def remove(self, operation: Operation, links: "WatchLinks") -> None:
         """Removes `operation` from all its links, which the caller has already subtracted from the
-        counts. Does not raise.
-
-        Cost: O(its keys); O(all keys) if one key of several has changed.
-        """
-        if type(links) is not tuple:
-            if type(links) is not Chunk:
-                self.remove_key(operation, links)
-                return
-            del links[operation]
-            if not links:
-                self._unlink_chunk(links)
-            return
+        counts. Cost: O(its keys)."""
         by_key = self.by_key
-        trouble: BaseException | None = None
-        self._extra_keys -= len(links) - 1
+        if type(links) is tuple:
+            self._extra_keys -= len(links) - 1
+        else:
+            links = (links,)
         for link in links:
-            try:
-                waiting = link if type(link) is Chunk else by_key[link]
-                if type(waiting) is Chunk:
-                    del waiting[operation]
-                    if not waiting:
-                        self._unlink_chunk(waiting)
-                elif waiting is operation:
-                    self.remove_key(operation, link)  # type: ignore[arg-type]  # not a chunk
-                else:
-                    raise KeyError(link)
-            except BaseException as error:
-                trouble = error
-        if trouble is not None:
-            self._remove_by_scan(operation, trouble)
-
-    def _remove_by_scan(self, operation: Operation, trouble: BaseException) -> None:
-        """Removes `operation` from all lists that its keys no longer lead to."""
-        for waiting in list(self.by_key.values()):
+            waiting = link if type(link) is Chunk else by_key.get(link)
             if waiting is operation:
-                self.has_orphans = True
+                del by_key[link]  # type: ignore[arg-type]  # not a chunk
             elif type(waiting) is Chunk and operation in waiting:
                 del waiting[operation]
                 if not waiting:
                     self._unlink_chunk(waiting)
-        error = None if isinstance(trouble, (KeyError, TypeError)) else trouble
-        self._report_changed(operation, error)
 
     def _unlink_chunk(self, chunk: Chunk) -> None:
         """Removes an empty chunk from its chain, and the key from the lists if it was the only
@@ -285,60 +223,14 @@ class Watchers:
             chunk = first
         if not chunk and chunk.after is None:
             chunk.last = None
-            self.remove_key(chunk, chunk.key)
-
-    def remove_key(self, waiting: "Operation | Chunk", key: Hashable) -> None:
-        """Removes a key with its entry from the lists."""
-        found: Operation | Chunk | BaseException | None
-        try:
-            found = self.by_key.pop(key, None)
-        except BaseException as error:
-            found = error
-        if found is not waiting:
-            self.keep_orphan(waiting, key, found)
-
-    def keep_orphan(
-        self,
-        waiting: "Operation | Chunk",
-        key: Hashable,
-        found: "Operation | Chunk | BaseException | None",
-    ) -> None:
-        """Continues a removal that did not find `waiting`; `found` is the wrong entry that was
-        removed, or an exception. If `waiting` cannot be found by its key, it stays in `by_key`, as
-        an orphan."""
-        error = found if isinstance(found, BaseException) else None
-        is_removed, by_key = False, self.by_key
-        if found is not None and not isinstance(found, BaseException):
-            try:
-                is_removed = remove_entry(
-                    by_key,
-                    key,
-                    waiting,
-                    found,
-                    lambda each: store(by_key, _own_key(each, key), each, self._report_changed),
-                )
-            except BaseException as raised:
-                error = raised
-        self.has_orphans = self.has_orphans or not is_removed
-        self._report_changed(waiting, error)
-
-    def _report_changed(self, waiting: "Operation | Chunk", error: BaseException | None) -> None:
-        self._report(f"cannot find a key again that {describe(waiting)} watched: {CHANGED}", error)
+            self.by_key.pop(chunk.key, None)
 
     def shrink(self) -> None:
         """Frees the memory of an empty dictionary, which does not shrink by itself. Do not call it
         while an operation joins."""
         if not self.pending:
-            self.has_orphans, self._extra_keys = False, 0
+            self._extra_keys = 0
             self.by_key.clear()
-
-    def iter_keys(self) -> Iterator[Hashable]:
-        """The keys with a watcher."""
-        return (
-            key.key if type(key) is LostKey else key
-            for key, waiting in self.by_key.items()
-            if not is_orphan(waiting)
-        )
 
     def first_operations(self, key: Hashable) -> list[Operation]:
         """The first operations that watch `key`, in order, at most `MAX_PER_ITERATION`."""
@@ -366,17 +258,15 @@ class Watchers:
         }
         assert len(actual) == len(expected) and set(actual) == expected
         assert self.registrations == len(actual) and len(self) == len(operations)
-        orphans = 0
         for key, waiting in self.by_key.items():
             if type(waiting) is Chunk:
-                orphans += self._check_chain(key, waiting)
+                self._check_chain(key, waiting)
             else:
-                orphans += waiting._op_state is not PENDING
-        assert self.has_orphans or not orphans
+                assert waiting._op_state is PENDING
 
     @staticmethod
-    def _check_chain(key: Hashable, first: Chunk) -> bool:
-        """Asserts that a chain is whole. Returns whether it is an orphan."""
+    def _check_chain(key: Hashable, first: Chunk) -> None:
+        """Asserts that a chain is whole."""
         assert first.key == key and first.first is None and first.before is None
         chunk: Chunk | None = first.after
         before = first
@@ -391,14 +281,7 @@ class Watchers:
                 assert links is each or (
                     type(links) is tuple and (each is first or any(link is each for link in links))
                 )
-        return not first and first.after is None
-
-
-def is_orphan(waiting: Operation | Chunk) -> bool:
-    """Whether an entry has no watchers left, and stays only because its key has changed."""
-    if type(waiting) is Chunk:
-        return waiting.last is None
-    return waiting._op_state is not PENDING
+        assert first or first.after is not None
 
 
 def first_batch(waiting: Operation | Chunk) -> list[Operation]:
@@ -435,20 +318,6 @@ def keys_of(links: WatchLinks) -> tuple[Hashable, ...]:
 def steps_to_leave(links: WatchLinks) -> int:
     """The work of removing an operation from its lists, in operations: above 1 for many keys."""
     return 1 + len(links) // REGISTRATIONS_PER_STEP if type(links) is tuple else 1
-
-
-def _own_key(waiting: Operation | Chunk, key: Hashable) -> Hashable:
-    """The stored key of an entry, which equals `key`."""
-    if type(waiting) is Chunk:
-        return waiting.key
-    links = waiting._op_links
-    if links is UNWATCHED:  # the operation is joining several lists
-        return key
-    for link in links if type(links) is tuple else ():
-        with suppress(BaseException):
-            if type(link) is not Chunk and link == key:
-                return cast(Hashable, link)
-    return key if type(links) is tuple else links
 
 
 constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)

@@ -48,7 +48,6 @@ SMALL = [
     ),
     (dispatcher, "SLICE", 2),
     (watch_lists, "CHUNK_CAPACITY", 4),
-    (closing, "SNAPSHOT", 3),
     (buckets, "CHUNK_CAPACITY", 4),
     (wheel, "CHUNK_CAPACITY", 4),
     (loop_wheel, "MAX_TIMER_DELAY", 10.0),

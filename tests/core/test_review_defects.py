@@ -26,12 +26,10 @@ from loops import on_asyncio, on_virtual_time
 from purgatory import (
     Cause,
     DelayedOperation,
-    IdleTracker,
     OperationReused,
     OperationState,
     Purgatory,
     PurgatoryFull,
-    ThresholdPurgatory,
     WrongLoop,
 )
 from purgatory._core.conditions import Condition
@@ -215,38 +213,6 @@ async def test_exit_of_first_try_is_one_event(reports):
     assert ended.started_at >= now and ended.timeout == 5
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_exiting_key_loses_no_hook(count):
-    def exit_():
-        compared.append(1)
-        raise SystemExit
-
-    async def main():
-        other, keys = Equal(0), [Equal(1), Equal(2)][:count]
-        bystander, operation = Probe(), Probe(name="result")
-        purgatory.try_complete_else_watch(bystander, [other])
-        purgatory.try_complete_else_watch(operation, keys)
-        other.compare = exit_  # the dictionary compares this key first
-        probes.append(operation)
-        try:
-            operation.force_complete()
-        finally:
-            other.compare = None
-            bystander.cancel()
-        await asyncio.sleep(1)
-
-    probes, compared, purgatory = [], [], Purgatory()
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda *_: None)
-        try:
-            runner.run(main())
-        except SystemExit:
-            pass
-        assert compared and probes[0].result() == "result"
-        assert purgatory.pending == purgatory.watched == 0
-        runner.run(purgatory.aclose())
-
-
 # Observers
 
 
@@ -325,51 +291,6 @@ async def test_expiry_compares_its_key_with_no_other():
 
 
 # Keys
-
-
-@pytest.mark.parametrize("is_later", [False, True])
-async def test_waiters_survive_a_key_that_becomes_equal(purgatory, reports, is_later):
-    changing, steady = Equal("A"), Equal("B")
-    if is_later:  # then the dictionary finds the other key first
-        [second] = watch_all(purgatory, [Probe(name="second")], [steady])
-    [first] = watch_all(purgatory, [Probe(name="first")], [changing])
-    if not is_later:
-        [second] = watch_all(purgatory, [Probe(name="second")], [steady])
-    changing.value = "B"
-    first.force_complete()
-    second.ready = True
-    changing.value = "A"
-    assert purgatory.check_and_complete(Equal("B")) == 1
-    assert second.state is COMPLETED and purgatory.pending == 0
-    await iterations()
-
-
-async def test_threshold_survives_a_key_that_becomes_equal(reports):
-    thresholds, changing, steady = ThresholdPurgatory(), Equal("A"), Equal("B")
-    second = asyncio.create_task(thresholds.wait(steady, 1))
-    first = asyncio.create_task(thresholds.wait(changing, 1))
-    await iterations()
-    changing.value = "B"
-    first.cancel()
-    await iterations()
-    changing.value = "A"
-    assert thresholds.advance(Equal("B"), 1) == 1 and await second == 1
-    thresholds._check()
-
-
-@on_virtual_time
-async def test_tracked_id_survives_one_that_becomes_equal(reports):
-    idle, changing, steady = [], Equal("A"), Equal("B")
-    tracker = IdleTracker(5, idle.append)
-    tracker.touch(steady)
-    tracker.touch(changing)
-    await asyncio.sleep(3)
-    tracker.touch(steady)
-    changing.value = "B"
-    await asyncio.sleep(4)
-    changing.value = "A"
-    assert idle == [changing] and Equal("B") in tracker
-    tracker.close()
 
 
 @pytest.mark.parametrize("keys", [1, 2])
