@@ -277,20 +277,6 @@ static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an e
     return running == loop;
 }
 
-/* Whether the stack has room to end an operation, with a few frames for hooks. Otherwise sets an
-   exception, before any change. */
-static int has_stack(void) {
-#if PY_VERSION_HEX >= 0x030C0000
-    int left = PyThreadState_Get()->py_recursion_remaining;
-#else
-    int left = PyThreadState_Get()->recursion_remaining;
-#endif
-    if (left >= 40) return 1;
-    PyErr_SetString(PyExc_RecursionError,
-        "maximum recursion depth exceeded: no room to end an operation");
-    return 0;
-}
-
 static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     long long value = *slot != NULL ? PyLong_AsLongLong(*slot) : -1;
     if (*slot == NULL) PyErr_SetString(PyExc_AttributeError, "a count");
@@ -1441,7 +1427,6 @@ static PyObject *dispatcher_of(State *st, PyObject *home) {
 
 /* engine.Engine.expire(self, operation) */
 static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *engine = a[0], *operation = a[1];
     if (!is_a(engine, st->Engine) || !is_made(st, operation)) return PASS;
@@ -1505,7 +1490,6 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     PyObject *dispatcher = dispatcher_of(st, OP(operation)->home);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     int is_tried = is_being_tried(st, dispatcher, operation), won;
-    if (!is_tried && !has_stack()) return NULL;
     Py_INCREF(dispatcher);
     won = claim(st, operation, COMPLETED);
     if (won == 1 && !is_tried && finish(st, dispatcher, operation)) won = -1;
@@ -1515,7 +1499,6 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
 
 /* operation.cancel(operation) */
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!has_stack()) return NULL;
     State *st = self->st;
     if (!is_made(st, a[0]) || is_observed(a[0])) return PASS;
     PyObject *is_decided = CALL0(a[0], _op_is_decided);
@@ -1694,7 +1677,6 @@ static int wait_until(State *st, PyObject *engine, PyObject *operation, PyObject
 
 /* purgatory.Purgatory.try_complete_else_watch(self, operation, keys) */
 static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL,
         *interrupted = NULL, *outer = NULL;
@@ -1749,7 +1731,6 @@ out:
 
 /* purgatory.Purgatory.check_and_complete(self, key) */
 static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *key = a[1], *result = NULL;
     PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;

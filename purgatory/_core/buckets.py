@@ -76,10 +76,7 @@ if PYPY:
             number = getattr(entry, "_timer_number", None)
             if type(number) is not int:  # a subclass may return any object
                 entry._timer_number = number = _next_number()
-            if self.setdefault(number, entry) is not entry:
-                # One of them is a copy of the other, made before it was watched again.
-                entry._timer_number = number = _next_number()
-                self.setdefault(number, entry)
+            self[number] = entry
 
         def __delitem__(self, entry: Any) -> None:
             self.pop(entry._timer_number)

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from purgatory._core import logs
 from purgatory._core.engine import Engine
 from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.loop import MAX_PER_ITERATION, require_stack_without_kernel
+from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import first_batch, steps_to_leave
 
@@ -25,7 +25,6 @@ Cancelled = tuple[Operation | None, int]
 
 async def close(engine: Engine, drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    require_stack_without_kernel()
     engine.closed = engine.has_limits = True
     try:
         if drain > 0.0 and not engine.is_idle:

@@ -10,7 +10,6 @@ import os
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections.abc import Callable
 from contextvars import Context
-from enum import Enum
 from os import getpid
 from threading import RLock
 from time import monotonic
@@ -18,19 +17,12 @@ from typing import Any, Final
 
 from purgatory._core.arguments import describe
 from purgatory._core.errors import WrongLoop
-from purgatory._core.kernel import COMPILED, PYPY, constants, fields
-
-
-class _Unbound(Enum):
-    """An enum, because its members stay the same when they are copied."""
-
-    UNBOUND = "unbound"
-
+from purgatory._core.kernel import PYPY, constants, fields
 
 Report = Callable[[str, BaseException | None], object]
 """Called with a message, and the exception of user code or None. Does not raise: see `report`."""
 
-UNBOUND: Final[Any] = _Unbound.UNBOUND
+UNBOUND: Final[Any] = object()
 """In place of a loop, until there is one. Not `None`, which `running_loop` returns outside any
 loop."""
 
@@ -55,9 +47,6 @@ operations tried or ended, or of entries moved. It takes about a millisecond."""
 
 REGISTRATIONS_PER_STEP: Final = 8
 """Watch lists from which an operation can be removed at the cost of trying one."""
-
-STACK_NEEDED: Final = 24
-"""Frames that ending an operation takes, apart from the frames of its hooks."""
 
 _binding: Final = RLock()
 """Two threads, or a signal handler, may use an object for the first time at once; so rare that all
@@ -171,19 +160,6 @@ def clock_of(loop: AbstractEventLoop) -> Callable[[], float]:
     if getattr(loop.time, "__func__", None) is BaseEventLoop.time:
         return monotonic
     return loop.time
-
-
-def require_stack(frames: int = STACK_NEEDED) -> None:
-    """Raises `RecursionError` if the stack has no room for `frames` more: before anything has
-    changed, instead of halfway. Cost: a call for each frame."""
-    if frames:
-        require_stack(frames - 1)
-
-
-def require_stack_without_kernel() -> None:
-    """`require_stack` for a call that ends several operations; the kernel needs no such test."""
-    if not COMPILED:
-        require_stack(STACK_NEEDED + 16)
 
 
 def report(loop: AbstractEventLoop, message: str, error: BaseException | None) -> None:

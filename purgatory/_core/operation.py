@@ -31,18 +31,16 @@ from abc import ABC, abstractmethod
 from asyncio import Future, InvalidStateError, get_running_loop
 from collections.abc import Generator, Hashable
 from contextlib import suppress
-from enum import Enum
-from gc import get_referents
 from math import inf, isinf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.dispatcher import Dispatcher, running_dispatcher
-from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
+from purgatory._core.errors import OperationCancelled, WrongLoop
 from purgatory._core.failure import Failure
-from purgatory._core.kernel import PYPY, compiled, constants, constructs, fields
-from purgatory._core.loop import report, require_stack, running_loop
+from purgatory._core.kernel import compiled, constants, constructs, fields
+from purgatory._core.loop import report, running_loop
 from purgatory._core.notifier import OperationNotifier, Record
 from purgatory._core.observers import Cause
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
@@ -50,17 +48,10 @@ from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, Opera
 R = TypeVar("R")
 
 
-class _Absent(Enum):
-    """An enum, because its members stay the same when they are copied or pickled."""
-
-    NO_RESULT = "no result"
-    UNWATCHED = "unwatched"
-
-
-NO_RESULT: Final[Any] = _Absent.NO_RESULT
+NO_RESULT: Final[Any] = object()
 """The result of an operation whose hooks have not run."""
 
-UNWATCHED: Final[Any] = _Absent.UNWATCHED
+UNWATCHED: Final[Any] = object()
 """The links of an operation that is in no watch list."""
 
 NO_KEY: Final[Any] = object()
@@ -132,8 +123,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
     tasks that await the operation, or, if there is none by the next iteration of the loop, to the
     loop's exception handler.
 
-    It can be copied and pickled until it is watched; then it is known by its identity, and `copy`
-    raises `TypeError`.
+    It is known by its identity: `copy` and `pickle` raise `TypeError`.
 
     Args:
         timeout: seconds from when it is first watched; `None` and `inf` mean no deadline; zero and
@@ -143,18 +133,12 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
     Raises:
         ValueError: a time is NaN, or both were given.
         TypeError: a time is no number.
-        OperationReused: `__init__` is called again while the operation waits, is tried, is awaited,
-            or has not been answered; nothing has changed.
     """
 
     __slots__ = ()
 
     @compiled
     def __init__(self, timeout: float | None = None, *, deadline: float | None = None) -> None:
-        # A new one refers to its class alone, which costs 0.1 us to see; reading an empty slot
-        # costs 0.4 us. On PyPy the first costs 1.4 us, the second 5 ns.
-        if getattr(self, "_op_state", None) if PYPY else len(get_referents(self)) > 1:
-            self._op_require_unused()
         if type(timeout) is float and timeout > 0.0 and deadline is None:
             self._op_timeout = timeout
             self._timer_deadline = None
@@ -167,25 +151,6 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         self._op_result = NO_RESULT
         self._op_owner = self._op_waiters = None
         self._op_record: Record | None = None  # pyright would infer None alone
-
-    def _op_require_unused(self) -> None:
-        """Raises `OperationReused` if `__init__` was called before, and the operation is in use."""
-        try:
-            state = state_slot.__get__(self)
-        except AttributeError:
-            return
-        home = self._op_home
-        is_waiting = home is not None and (
-            self._op_record is not None or home.dispatcher.is_being_tried(self)
-        )
-        is_awaited = self._op_owner is not None or self._op_waiters is not None
-        if (
-            is_waiting
-            or is_awaited
-            or (not has_result(self) and (home is not None or state is not PENDING))
-        ):
-            why = "it is being watched" if state is PENDING and home is not None else "it is in use"
-            raise OperationReused(f"cannot call __init__ of {describe(self)} again: {why}")
 
     def _op_set_deadline(self, timeout: float | None, deadline: float | None) -> None:
         """Everything except a positive timeout becomes a deadline; a timeout of zero or less
@@ -258,18 +223,15 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
 
         Raises:
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
-            RecursionError: the stack has no room for it; nothing has changed.
         """
         home = self._op_home
         if home is None or running_loop() is not home.loop:
             check_loop(self, "complete")
         dispatcher = running_dispatcher() if home is None else home.dispatcher
         is_tried = dispatcher.current is self or dispatcher.is_being_tried(self)
-        if not is_tried:  # else the code that tries it runs the hooks
-            require_stack()
         if not (claim(self, COMPLETED) if home is None else home.claim(self, COMPLETED)):
             return False
-        if not is_tried:
+        if not is_tried:  # else the code that tries it runs the hooks
             dispatcher.finish(self)
         return True
 
@@ -282,10 +244,8 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
 
         Raises:
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
-            RecursionError: the stack has no room for it; nothing has changed.
         """
         check_loop(self, "cancel")
-        require_stack()
         return cancel(self)
 
     def result(self) -> R:
@@ -358,12 +318,6 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
     def _op_may_outlast(self) -> bool:
         """Whether it may wait for an iteration of the loop, though its deadline has passed."""
         return False
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """For `copy` and `pickle`."""
-        if self._op_home is None and self._op_state is PENDING and self._op_waiters is None:
-            return object.__reduce_ex__(self, protocol)
-        return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         try:

@@ -15,7 +15,7 @@ from purgatory._core.closing import cancel_key, close, in_batches, reopen
 from purgatory._core.engine import Engine
 from purgatory._core.kernel import compiled, fields
 from purgatory._core.key_check import KeyCheck
-from purgatory._core.loop import require_stack_without_kernel, running_loop
+from purgatory._core.loop import running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
 from purgatory._core.notifier import Record
 from purgatory._core.observers import Observer
@@ -386,7 +386,6 @@ class Purgatory(Generic[Op]):
         engine = self._engine
         if running_loop() is not engine.loop:
             engine.bind("deliver to {}", key, "deliver_threadsafe")
-        require_stack_without_kernel()
         count = conditions.deliver(engine.watchers.operations(key), value)
         if count:
             self.check_and_complete(key)
@@ -417,7 +416,6 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
         self._engine.bind("cancel what watches {}", key)
-        require_stack_without_kernel()
         return [
             cast("Op", operation)
             for operation in self._engine.watchers.operations(key)

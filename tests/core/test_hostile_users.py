@@ -1,5 +1,5 @@
-"""Harmful user code in the middle of calls: `__repr__`, `__eq__`, `__del__`, `__getattr__`,
-`__init__` or `cancel`. It harms its own operation at most."""
+"""Harmful user code in the middle of calls: `__repr__`, `__eq__`, `__getattr__` or `cancel`. It
+harms its own operation at most."""
 
 import asyncio
 from contextlib import suppress
@@ -374,7 +374,7 @@ async def test_cancelled_task_does_not_call_overridden_cancel(
     assert operation.state is CANCELLED and purgatory.pending == 0
 
 
-# Attributes that always exist, and a second `__init__`
+# Attributes that always exist
 
 
 class Lenient(Probe):
@@ -452,45 +452,6 @@ async def test_operation_with_every_attribute_has_no_early_result(purgatory):
     operation.cancel()
     with pytest.raises(OperationCancelled):
         operation.result()
-
-
-@on_virtual_time
-@pytest.mark.parametrize(
-    ("before", "way"),
-    [(by_check, way) for way in WAYS]
-    + [(before, by_check) for before in (by_deadline, by_first_try, by_force_unwatched)],
-)
-async def test_reinitialised_operation_can_be_used_again(way, before):
-    loop = asyncio.get_running_loop()
-    async with Purgatory() as purgatory:
-        operation = Probe(60, name="first")
-        await before(purgatory, operation)
-        assert await operation == "first"
-        operation.__init__(deadline=loop.time() + 60, name="second")
-        assert operation.state is PENDING
-        waiting = asyncio.create_task(outcome(operation)) if way is by_force_unwatched else None
-        await iterations(2)
-        await way(purgatory, operation)
-        assert operation.calls.count("complete") == 1
-        done = waiting or asyncio.create_task(outcome(operation))
-        await asyncio.wait([done], timeout=100)
-        assert done.done() and done.result() == "second"
-        assert purgatory.pending == purgatory.watched == 0
-
-
-@on_virtual_time
-async def test_reinitialised_operation_can_be_awaited_while_pending(
-    purgatory,
-):
-    [operation] = watch_all(purgatory, [Probe(60)])
-    operation.cancel()
-    operation.__init__(60, name="again")
-    waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
-    await iterations(2)
-    operation.ready = True
-    assert purgatory.check_and_complete("key") == 1
-    assert await waiting == "again"
-    assert operation.result() == "again"
 
 
 def test_call_outside_loop_is_explained_despite_raising_repr():

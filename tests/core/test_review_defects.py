@@ -1,11 +1,9 @@
 """States stay consistent whatever user code runs in between: exits, hostile keys, finalizers, other
-tasks that await the operation of a wait, deep stacks."""
+tasks that await the operation of a wait."""
 
 import asyncio
-import copy
 import gc
 import os
-import sys
 import weakref
 from itertools import pairwise
 
@@ -390,15 +388,7 @@ async def test_a_predicate_that_raises_leaves_no_cycle(purgatory):
         assert gc.collect() == 0
 
 
-# Copies, forks, deep stacks
-
-
-async def test_deep_copy_of_unused_purgatory_works():
-    copied = copy.deepcopy(Purgatory("letters"))
-    async with copied:
-        [operation] = watch_all(copied, [Probe(5)])
-        operation.ready = True
-        assert copied.name == "letters" and copied.check_and_complete("key") == 1
+# Forks
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -420,37 +410,6 @@ async def test_error_after_fork_names_the_fork(purgatory):
     message = os.read(read, 10_000).decode()
     os.close(read)
     assert "forked" in message and "thread" not in message
-
-
-@pytest.mark.parametrize("method", ["force_complete", "cancel"])
-@pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-@pytest.mark.cpython
-async def test_end_is_complete_at_any_stack_depth(method, keys):
-    def call(depth):
-        if depth:
-            return call(depth - 1)
-        return getattr(operation, method)()
-
-    depth, frame = 0, sys._getframe()
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back
-    room = sys.getrecursionlimit() - depth
-    refused = 0
-    async with Purgatory(observer=Listener()) as purgatory:
-        watch_all(purgatory, [Probe()], keys)
-        for missing in range(60):
-            operation = Probe(60)
-            purgatory.try_complete_else_watch(operation, keys)
-            try:
-                assert call(room - missing)
-            except RecursionError:
-                refused += 1
-                assert operation.state is PENDING
-                assert counts(purgatory, "pending", "watched") == (2, 2 * len(keys))
-                assert getattr(operation, method)()
-            assert operation.calls.count("complete") == (method == "force_complete")
-            purgatory._check()
-    assert 0 < refused < 60
 
 
 # Refusals
