@@ -36,7 +36,7 @@
     X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
-    X(Timer, _starts) X(Timer, _max_pending) X(Timeout, _state) X(Timeout, _handle) \
+    X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, interrupted) \
     X(Dispatcher, has_backlog) X(Dispatcher, finished) X(WatchChunk, first) X(WatchChunk, last) \
     X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) \
@@ -948,9 +948,7 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
 
 /* without options, and on its loop; -1 is an exception */
 static int timer_is_plain(State *st, PyObject *timer) {
-    if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None
-        || AT(timer, Timer, _max_pending) != Py_None
-        || AT(timer, Timer, _wheel) == NULL) return 0;
+    if (!is_a(timer, st->Timer) || AT(timer, Timer, _wheel) == NULL) return 0;
     return is_running(st, AT(timer, Timer, _loop));
 }
 

@@ -1,17 +1,15 @@
 """`WheelTimer`: `loop.call_later` for a hundred thousand timers of which few ever fire."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast, final
 
-from purgatory._core.arguments import check_limit, describe, printable, seconds
+from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.errors import PurgatoryClosed, PurgatoryFull
+from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import UNBOUND, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.notifier import wait_notifier
-from purgatory._core.observers import Cause, Observer
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
 
@@ -57,8 +55,6 @@ class TimerTask(TimerEntry):
                 chunk.wheel._on_empty()
         elif callback is None or callback is CALLED:
             return False
-        if timer._starts is not None:
-            timer._ended(self, Cause.CANCELLED)
         return True
 
     def cancelled(self) -> bool:
@@ -103,15 +99,7 @@ class TimerTask(TimerEntry):
             self.cancel()
             return
         self._callback = CALLED
-        if timer._starts is None:
-            callback()
-            return
-        try:
-            callback()
-        except BaseException as error:
-            timer._ended(self, Cause.DEADLINE, error)
-            raise
-        timer._ended(self, Cause.DEADLINE)
+        callback()
 
     def __repr__(self) -> str:
         if self._callback is None or self._callback is CALLED:
@@ -137,51 +125,19 @@ class WheelTimer:
         tick: the resolution in seconds, finite and at least a nanosecond.
         wheel_size: the number of buckets of a level that are as wide as one bucket of the next
             level, 2 to 2**62.
-        max_pending: the maximum number of callbacks that wait; `None` for no limit.
-        name: for observers and errors.
-        observer: is notified of each timer that has ended, as of an operation of the kind "timer"
-            without keys: expired, when its callback has returned, or cancelled; or a sequence of
-            observers. It is notified of starts, too, if it has `operation_started`.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_loop",
-        "_loop_wheel",
-        "_max_pending",
-        "_name",
-        "_observers",
-        "_starts",
-        "_time",
-        "_wheel",
-    )
+    __slots__ = ("__weakref__", "_closed", "_loop", "_loop_wheel", "_time", "_wheel")
 
-    def __init__(
-        self,
-        *,
-        tick: float = 0.001,
-        wheel_size: int = DEFAULT_WHEEL_SIZE,
-        max_pending: int | None = None,
-        name: str = "timer",
-        observer: Observer | Sequence[Observer] | None = None,
-    ) -> None:
-        check_limit("max_pending", max_pending)
+    def __init__(self, *, tick: float = 0.001, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         self._loop_wheel = LoopTimingWheel(tick, wheel_size)
         self._wheel = self._loop_wheel.wheel
         self._loop = self._loop_wheel.loop
         self._time = self._loop_wheel.time
         self._closed = False
-        self._max_pending = max_pending
-        self._name = name
-        self._observers = wait_notifier(observer, self._loop_wheel, name, "timer")
-        self._starts: dict[TimerTask, float] | None = None
-        """When each waiting task was scheduled; kept for observers and `max_pending`."""
-        if self._observers is not None or max_pending is not None:
-            self._starts = {}
 
     @compiled
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerTask:
@@ -196,7 +152,6 @@ class WheelTimer:
 
         Raises:
             ValueError, TypeError: `delay` is NaN, or no number.
-            PurgatoryFull: `max_pending` callbacks wait.
             PurgatoryClosed: the timer is closed.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
@@ -221,19 +176,10 @@ class WheelTimer:
     def _schedule(
         self, when: float, now: float, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> TimerTask:
-        if self._max_pending is not None and len(self._starts or ()) >= self._max_pending:
-            raise PurgatoryFull(
-                f"cannot schedule a callback: max_pending ({self._max_pending}) callbacks are"
-                f" pending in {printable(self._name)}"
-            )
         task = TimerTask()
         task._timer = self
         task._callback = partial(callback, *args) if args else callback
         self._wheel.add(task, when, now)
-        if self._starts is not None:
-            self._starts[task] = now
-            if self._observers is not None:
-                self._observers.started(task)
         return task
 
     def close(self) -> list[TimerTask]:
@@ -255,9 +201,6 @@ class WheelTimer:
         tasks = cast("list[TimerTask]", self._loop_wheel.clear())
         for task in tasks:
             task._callback = None
-        if self._starts is not None:
-            for task in tasks:
-                self._ended(task, Cause.CLOSED)
         return tasks
 
     @property
@@ -268,7 +211,7 @@ class WheelTimer:
     def _bind(self, action: str, value: object = UNBOUND) -> None:
         """Binds the timer to the running loop, or raises the error that forbids it."""
         if self._closed:
-            raise PurgatoryClosed(f"cannot {action}: {printable(self._name)} is closed")
+            raise PurgatoryClosed(f"cannot {action}: the timer is closed")
         self._loop_wheel.bind(action, value)
         self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
 
@@ -277,17 +220,6 @@ class WheelTimer:
         if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
             self._loop_wheel.bind(action, value)
 
-    def _ended(self, task: TimerTask, cause: Cause, error: BaseException | None = None) -> None:
-        """Forgets the start of a task that has ended, and notifies observers."""
-        assert self._starts is not None
-        started_at = self._starts.pop(task)
-        if self._observers is not None:
-            timeout = max(task.when() - started_at, 0.0)
-            failed_tries = 1 if cause is Cause.DEADLINE else 0
-            self._observers.ended(
-                task, (), started_at, self._time(), timeout, cause, failed_tries, error
-            )
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"size={self.size}"
         return f"<WheelTimer tick={self._wheel.clock.tick} {state}>"
@@ -295,4 +227,3 @@ class WheelTimer:
     def _check(self) -> None:
         """Asserts the whole invariant between iterations of the loop. For tests."""
         self._loop_wheel._check()
-        assert self._starts is None or len(self._starts) == self.size

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
-from helpers import Spy, iterations, profiled, raiser
+from helpers import Broken, Listener, Spy, collector, iterations, profiled, raiser
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -769,6 +769,22 @@ async def test_id_that_cannot_be_compared_changes_nothing() -> None:
     assert len(tracker) == 1
     await asyncio.sleep(20)
     assert log.ids == [first]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.cpython
+async def test_raising_on_idle_leaves_no_cycle(
+    observed: bool, reports: list[dict[str, Any]]
+) -> None:
+    tracker = IdleTracker(1.0, raiser(Broken()), observer=Listener() if observed else None)
+    with collector(is_on=False):
+        for id_ in range(10):
+            tracker.touch(id_)
+        await asyncio.sleep(2.0)
+        await iterations(3)
+        assert gc.collect() == 0
+    assert len(reports) == 10
 
 
 # Closing and entering again

@@ -9,7 +9,7 @@ import pytest
 from helpers import Probe
 from loops import on_virtual_time
 
-from purgatory import IdleTracker, Purgatory, ThresholdPurgatory, WheelTimer
+from purgatory import IdleTracker, Purgatory, ThresholdPurgatory
 from purgatory._core import logs as _logs
 from purgatory._core.arguments import describe, printable
 
@@ -83,7 +83,7 @@ def test_repr_with_newlines_is_described_in_one_line():
 
 
 @on_virtual_time
-@pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory, WheelTimer, IdleTracker])
+@pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory, IdleTracker])
 async def test_purgatory_names_in_messages_are_printable(kind):
     told = []
     loop = asyncio.get_running_loop()
@@ -96,9 +96,7 @@ async def test_purgatory_names_in_messages_are_printable(kind):
         def key_checked(self, *_): ...
 
     name = "jobs\nCRITICAL forged"
-    if kind is WheelTimer:
-        kind(name=name, observer=Observer()).call_later(1, lambda: None).cancel()
-    elif kind is IdleTracker:
+    if kind is IdleTracker:
         idle = kind(1, lambda _id: None, name=name, observer=Observer())
         idle.touch("connection")
     else:

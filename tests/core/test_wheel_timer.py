@@ -1,5 +1,5 @@
-"""`WheelTimer` and `TimerTask`: their methods and their observers' events. The times of callbacks
-are tested in `tests/core/test_loop_wheel.py`."""
+"""`WheelTimer` and `TimerTask`. The times of callbacks are tested in
+`tests/core/test_loop_wheel.py`."""
 
 import asyncio
 import gc
@@ -10,20 +10,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from helpers import Listener as Observer
-from helpers import in_thread, iterations, raiser
+from helpers import in_thread, iterations
 from loops import on_virtual_time
 
-from purgatory import (
-    Cause,
-    OperationState,
-    PurgatoryClosed,
-    PurgatoryFull,
-    TimerTask,
-    WheelTimer,
-    WrongLoop,
-)
-from purgatory.metrics import Meter
+from purgatory import PurgatoryClosed, TimerTask, WheelTimer, WrongLoop
 
 
 async def fired(timer: WheelTimer, when: float) -> float:
@@ -36,20 +26,6 @@ async def fired(timer: WheelTimer, when: float) -> float:
 
 def nothing() -> None:
     pass
-
-
-class Listener(Observer):
-    """Records starts as well."""
-
-    def __init__(self):
-        super().__init__()
-        self.started = []
-
-    def operation_started(self, task):
-        self.started.append(task)
-
-    def key_checked(self, *_):
-        raise AssertionError("there are no keys")
 
 
 # Scheduling
@@ -259,8 +235,6 @@ async def test_task_repr_shows_state_and_time() -> None:
         ({"wheel_size": 1}, ValueError),
         ({"wheel_size": 2.5}, TypeError),
         ({"wheel_size": 10**400}, ValueError),
-        ({"max_pending": 0}, ValueError),
-        ({"max_pending": 1.5}, TypeError),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
@@ -290,34 +264,12 @@ async def test_passed_instant_comes_next_iteration_whatever_the_tick(
     assert sorted(seen) == ["call_at", "call_later", "hastened", "reschedule"]
 
 
-# Limits and closing
-
-
-@on_virtual_time
-async def test_max_pending_refuses_one_more_callback() -> None:
-    timer = WheelTimer(max_pending=2, name="retries")
-    first, _ = timer.call_later(5, nothing), timer.call_later(7, nothing)
-    for schedule in (timer.call_later, timer.call_at):
-        with pytest.raises(
-            PurgatoryFull, match=r"max_pending \(2\) callbacks are pending in retries"
-        ):
-            schedule(100, nothing)
-    assert timer.size == 2
-    first.cancel()
-    timer.call_later(8, nothing)
-    await asyncio.sleep(7.5)
-    timer.call_later(9, nothing)
-    with pytest.raises(PurgatoryFull):
-        timer.call_later(0, nothing)
-    await asyncio.sleep(10)
-    assert timer.size == 0
-    timer._check()
+# Closing
 
 
 @on_virtual_time
 async def test_close_cancels_and_returns_waiting_tasks() -> None:
-    listener, seen = Listener(), list[str]()
-    timer = WheelTimer(name="retries", observer=listener)
+    timer, seen = WheelTimer(), list[str]()
     timer.call_later(1, seen.append, "called")
     cancelled = timer.call_later(2, seen.append, "cancelled")
     left = [timer.call_later(delay, seen.append, "left") for delay in (3, 3, 3000, math.inf)]
@@ -326,12 +278,11 @@ async def test_close_cancels_and_returns_waiting_tasks() -> None:
     closed = timer.close()
     assert len(closed) == 4 and {*closed} == {*left}
     assert all(task.cancelled() and not task.cancel() for task in left)
-    assert [(ended.state, ended.cause) for ended in listener.ended[2:]] == [
-        (OperationState.CANCELLED, Cause.CLOSED)
-    ] * 4
     assert (timer.close(), timer.size) == ([], 0)
     for use in (timer.call_later, timer.call_at):
-        with pytest.raises(PurgatoryClosed, match="cannot schedule a callback: retries is closed"):
+        with pytest.raises(
+            PurgatoryClosed, match="cannot schedule a callback: the timer is closed"
+        ):
             use(5, nothing)
     assert repr(timer) == "<WheelTimer tick=0.001 closed>"
     await asyncio.sleep(5000)
@@ -375,13 +326,12 @@ def take_out(timer: WheelTimer, task: TimerTask) -> None:
 
 @on_virtual_time
 async def test_task_cancelled_just_before_call_is_skipped() -> None:
-    listener = Listener()
-    timer, seen = WheelTimer(observer=listener), list[int]()
+    timer, seen = WheelTimer(), list[int]()
     task = timer.call_later(1, seen.append, 1)
     take_out(timer, task)
     assert task.cancel() and task.cancelled()
     task._timer_expired()
-    assert not seen and [ended.state for ended in listener.ended] == [OperationState.CANCELLED]
+    assert not seen
 
 
 @on_virtual_time
@@ -474,186 +424,3 @@ def test_timer_refused_without_loop_binds_later(run: Any, method: str) -> None:
         assert seen == [1]
 
     run(main)
-
-
-# Observers
-
-
-def fields(ended):
-    return ended.state, ended.cause, ended.started_at, round(ended.ended_at, 2), ended.timeout
-
-
-EXPIRED = OperationState.EXPIRED, Cause.DEADLINE
-CANCELLED = OperationState.CANCELLED, Cause.CANCELLED
-
-
-@on_virtual_time
-async def test_observer_is_notified_once_per_timer():
-    listener, meter, log, loop = Listener(), Meter(), [], asyncio.get_running_loop()
-    timer = WheelTimer(name="retries", observer=[listener, meter])
-    await asyncio.sleep(5)
-    tasks = [
-        timer.call_later(10, log.append, "fires"),
-        timer.call_at(8, log.append, "fires first"),
-        timer.call_later(20, log.append, "is cancelled"),
-        timer.call_later(-3, log.append, "is overdue"),
-        timer.call_later(10, log.append, "is postponed"),
-        timer.call_later(float("inf"), log.append, "never"),
-    ]
-    assert listener.started == tasks and all(isinstance(task, TimerTask) for task in tasks)
-    tasks[4].reschedule(30)
-    await asyncio.sleep(7)
-    tasks[2].cancel()
-    await asyncio.sleep(88)
-    tasks[5].cancel()
-    for task in tasks:
-        task.cancel()
-    assert (
-        log == ["is overdue", "fires first", "fires", "is postponed"]
-        and timer.size == 0
-        and loop.time() == 100
-    )
-    assert [fields(ended) for ended in listener.ended] == [
-        (*EXPIRED, 5, 5, 0),
-        (*EXPIRED, 5, 8, 3),
-        (*CANCELLED, 5, 12, 20),
-        (*EXPIRED, 5, 15, 10),
-        (*EXPIRED, 5, 30, 25),
-        (*CANCELLED, 5, 100, None),
-    ]
-    assert [ended.operation_id for ended in listener.ended] == [
-        id(tasks[index]) for index in (3, 1, 2, 0, 4, 5)
-    ]
-    assert {ended[:3] for ended in listener.ended} == {("retries", "timer", ())}
-    [kind] = meter.snapshot()
-    assert kind.ended == 6 and kind.retries == kind.missed_triggers == 0
-    assert kind.lateness.count == 4 and kind.lateness.sum < 4 * 0.0011
-
-
-@on_virtual_time
-async def test_exception_of_callback_is_in_the_event(
-    reports,
-):
-    listener = Listener()
-    timer = WheelTimer(observer=listener)
-    error = ZeroDivisionError("no")
-    timer.call_later(1, raiser(error), None)
-
-    def cancel():
-        own.cancel()
-
-    own = timer.call_later(2, cancel)
-    await asyncio.sleep(3)
-    assert [(ended.state, ended.exception) for ended in listener.ended] == [
-        (EXPIRED[0], error),
-        (EXPIRED[0], None),
-    ]
-    assert [report["exception"] for report in reports] == [error] and own.cancelled()
-
-
-@on_virtual_time
-async def test_failing_observer_does_not_stop_timers(reports):
-    listener, log = Listener(), []
-    listener.operation_ended = raiser(ZeroDivisionError())
-    timer = WheelTimer(name="retries", observer=listener)
-    for number in range(3):
-        timer.call_later(1, log.append, number)
-    await asyncio.sleep(2)
-    assert log == [0, 1, 2]
-    assert [report["message"].split(" ")[:2] for report in reports] == [
-        ["retries:", "operation_ended"]
-    ] * 3
-
-
-@on_virtual_time
-async def test_refused_time_notifies_no_start():
-    listener = Listener()
-    timer = WheelTimer(observer=listener)
-    for schedule in (timer.call_later, timer.call_at):
-        with pytest.raises(ValueError, match="cannot be NaN"):
-            schedule(float("nan"), print)
-    assert listener.started == [] and timer.size == 0
-
-
-@on_virtual_time
-@pytest.mark.parametrize("observer", [None, ()])
-async def test_timer_without_observer_keeps_no_starts(observer):
-    timer = WheelTimer(observer=observer)
-    timer.call_later(30, print)
-    assert timer._observers is None and timer._starts is None
-
-
-def test_invalid_observer_is_refused():
-    with pytest.raises(TypeError, match="observer must have a method"):
-        WheelTimer(observer=object())
-
-
-@on_virtual_time
-async def test_infinite_past_is_notified_as_expired():
-    listener, meter = Listener(), Meter()
-    timer = WheelTimer(observer=[listener, meter])
-    timer.call_at(float("-inf"), print)
-    await asyncio.sleep(1)
-    assert [ended.timeout for ended in listener.ended] == [0] and meter.snapshot()[
-        0
-    ].lateness.count == 1
-
-
-class Canceller(Listener):
-    """Cancels the next timer after each event."""
-
-    def __init__(self, trigger):
-        super().__init__()
-        self.trigger, self.tasks, self.depth = trigger, [], 0
-
-    def cancel_next(self):
-        self.depth += 1
-        assert self.depth == 1
-        if self.tasks:
-            self.tasks.pop().cancel()
-        self.depth -= 1
-
-    def operation_started(self, task):
-        super().operation_started(task)
-        if self.trigger == "start":
-            self.tasks.append(task)
-            self.cancel_next()
-
-    def operation_ended(self, ended):
-        super().operation_ended(ended)
-        if self.trigger == "end":
-            self.cancel_next()
-
-
-@on_virtual_time
-@pytest.mark.parametrize("trigger", ["start", "end"])
-async def test_nested_events_are_notified_in_order(trigger, reports):
-    first, second = Canceller(trigger), Canceller(None)
-    order = []
-    second.operation_started = lambda task: order.append(("started", id(task)))
-    second.operation_ended = lambda ended: order.append(("ended", ended.operation_id))
-    timer = WheelTimer(observer=[first, second])
-    tasks = [timer.call_later(30, print) for _ in range(1000)]
-    if trigger == "end":
-        first.tasks = tasks[:-1]
-        tasks[-1].cancel()
-    assert timer.size == 0 and reports == [] and len(first.ended) == 1000
-    assert all(
-        order.index(("started", id(task))) < order.index(("ended", id(task)))
-        for task in tasks[::100]
-    )
-
-
-@on_virtual_time
-async def test_ended_tasks_leave_no_start(reports):
-    timer = WheelTimer(observer=Listener())
-    for delay in (-1, 1, 2):
-        timer.call_later(delay, print if delay < 2 else raiser(ZeroDivisionError()), None)
-    cancelled = timer.call_later(3, print)
-    never = timer.call_later(float("inf"), print)
-    assert len(timer._starts) == 5
-    cancelled.cancel()
-    await asyncio.sleep(5)
-    assert [*timer._starts] == [never] and len(reports) == 1
-    never.cancel()
-    assert not timer._starts
