@@ -41,7 +41,7 @@
     X(Dispatcher, has_backlog) X(Dispatcher, finished) X(WatchChunk, first) X(WatchChunk, last) \
     X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) \
     X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) \
-    X(Engine, inbox) X(Engine, is_debugging) X(Engine, loop) X(Engine, loop_wheel) \
+    X(Engine, inbox) X(Engine, loop) X(Engine, loop_wheel) \
     X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
     X(Purgatory, _engine) X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) \
     X(KeyCheck, completed) X(KeyCheck, key)
@@ -57,7 +57,7 @@
     X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
     X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
     X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
-    X(hint_similar_key) X(check) X(_count_missed_trigger) X(finish_batch)
+    X(check) X(_count_missed_trigger) X(finish_batch)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
@@ -1744,8 +1744,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     if (AT(dispatcher, Dispatcher, current) != Py_None) {
         if (done(CALL(engine, check_later, key)) == 0) result = PyLong_FromLong(0);
     } else if (operation == NULL) {
-        result = AT(engine, Engine, is_debugging) == Py_False ? PyLong_FromLong(0)
-            : CALL(engine, hint_similar_key, key);
+        result = PyLong_FromLong(0);
     } else if (!is_made(st, operation) || !IS(operation, PENDING)) {
         result = CALL(engine, check, key);
     } else {

@@ -70,7 +70,7 @@ class Engine:
         "has_limits",
         "idle_waiter",
         "inbox",
-        "is_debugging",
+        "log_limit",
         "loop",
         "loop_wheel",
         "max_pending",
@@ -107,14 +107,13 @@ class Engine:
         self.closed = False
         self.has_limits = max_pending is not None
         """Whether a limit or `closed` may forbid operations to wait."""
-        self.is_debugging = False
-        """Whether to log hints: whether asyncio's debug mode was on when the purgatory was bound to
-        its loop."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
         self.recent_missed_triggers: deque[
             tuple[str, tuple[Hashable, ...], float | None, float]
         ] = deque(maxlen=16)
         """The last missed triggers: kind, keys, timeout and deadline of the operation."""
+        self.log_limit = logs.RateLimit()
+        """Of messages about missed triggers."""
         self.checks: dict[Hashable, KeyCheck] = {}
         """Checks queued or in progress, by key."""
         self.async_waits: dict[Future[None], Task[Any] | None] = {}
@@ -134,7 +133,6 @@ class Engine:
         if self.loop_wheel.bind(action, value, len(self.watchers), threadsafe):
             self.loop, self.time = self.loop_wheel.loop, self.loop_wheel.time
             self.dispatcher = dispatcher_of(self.loop)
-            self.is_debugging = logs.wants_hints(self.loop)
             if self.notifier is not None:
                 self.notifier.bind(self.time, self.dispatcher)
             self.idle_waiter = None
@@ -292,7 +290,7 @@ class Engine:
         self.missed_triggers += 1
         self.recent_missed_triggers.append((kind, keys, timeout, deadline))
         waited = None if timeout is None else self.time() - (deadline - timeout)
-        logs.missed_trigger(self.name, kind, keys, waited)
+        logs.missed_trigger(self.name, kind, keys, waited, self.log_limit)
 
     # -- checks
 
@@ -323,12 +321,6 @@ class Engine:
             self, key, dispatcher.threadsafe_checks if from_thread else dispatcher.checks
         )
         check.enqueue()
-
-    def hint_similar_key(self, key: Hashable) -> int:
-        """In debug mode, logs a hint if a similar key of another type is watched. Returns 0, the
-        number of completions."""
-        logs.similar_key(self.name, key, self.by_key)
-        return 0
 
     def discard_check(self, check: KeyCheck) -> None:
         """Removes a finished check."""

@@ -220,7 +220,7 @@ class Purgatory(Generic[Op]):
             engine.check_later(key)
             return 0
         if operation is None:
-            return engine.hint_similar_key(key) if engine.is_debugging else 0
+            return 0
         if type(operation) is Chunk or operation._op_state is not PENDING:
             return engine.check(key)
 

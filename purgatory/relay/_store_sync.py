@@ -68,9 +68,6 @@ SWEEP_PAUSE: Final = 0.005
 
 log = logging.getLogger("purgatory.relay")
 
-foreign_messages: Final = RateLimit()
-"""Limits warnings about foreign messages: any user of the channel could fill the log with them."""
-
 
 @final
 class StoreSync:
@@ -122,6 +119,8 @@ class StoreSync:
         """Reads announcements from the store, if the channel is not trusted."""
         self._was_announced = Event()
         """Set when the store may have a new announcement."""
+        self._foreign_messages = RateLimit()
+        """Of warnings about them: any user of the channel could fill the log."""
         self._is_closing = False
         self._is_probe_due = True
         """Whether to send a probe after the next read of the changes: after a resync or a
@@ -240,8 +239,8 @@ class StoreSync:
         try:
             message = decode(payload)
         except ValueError as error:
-            if foreign_messages.allow(self._store.address):
-                more = foreign_messages.suppressed(self._store.address)
+            if self._foreign_messages.allow():
+                more = self._foreign_messages.suppressed()
                 log.warning("%s: %s%s", self._store.address, printable(error), more)
             return
         if isinstance(message, Announcement):

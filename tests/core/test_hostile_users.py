@@ -299,30 +299,6 @@ async def test_observer_error_is_reported_despite_raising_repr(reports):
         )
 
 
-# Debug mode
-
-
-class Jealous:
-    """A key that refuses comparison, with the hash of the number 42."""
-
-    def __hash__(self):
-        return hash(42)
-
-    def __eq__(self, other):
-        if other is self:
-            return True
-        raise Broken("not to be compared")
-
-
-@on_virtual_time
-async def test_debug_mode_keeps_errors_of_other_keys():
-    asyncio.get_running_loop().set_debug(True)
-    async with Purgatory() as purgatory:
-        watch_all(purgatory, [Probe(60)], [Jealous()])
-        assert purgatory.check_and_complete("42") == 0
-        assert purgatory.pending == 1
-
-
 # A subclass that overrides `cancel`
 
 

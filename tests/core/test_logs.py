@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import sys
-import uuid
 
 import pytest
 from helpers import Probe
@@ -18,8 +16,7 @@ from purgatory._core.arguments import describe, printable
 def clock(monkeypatch):
     """The clock of the rate limits, which moves only when it is set."""
     now = [0.0]
-    for name in ("missed_triggers", "similar_keys"):
-        monkeypatch.setattr(_logs, name, _logs.RateLimit(lambda: now[0]))
+    monkeypatch.setattr(_logs, "monotonic", lambda: now[0])
     return now
 
 
@@ -158,54 +155,6 @@ async def test_successful_operations_are_not_logged(lines):
     assert lines() == []
 
 
-SIMILAR_KEYS = [
-    (42, "42", "the checked key 42 (int) has no waiters, but '42' (str) has"),
-    ("42", 42, "the checked key '42' (str) has no waiters, but 42 (int) has"),
-    ("0.5", 0.5, "'0.5' (str)"),
-    (b"tea", "tea", "b'tea' (bytes)"),
-    ("tea", b"tea", "but b'tea' (bytes) has"),
-    (uuid.UUID(int=7), str(uuid.UUID(int=7)), "(UUID)"),
-    (str(uuid.UUID(int=7)), uuid.UUID(int=7), "(UUID)"),
-]
-
-
-@pytest.mark.parametrize(("checked", "watched", "words"), SIMILAR_KEYS)
-@pytest.mark.parametrize(("debug", "asked_for"), [(True, ""), (False, ""), (False, "1")])
-def test_debug_mode_hints_at_key_of_another_type(
-    checked, watched, words, debug, asked_for, lines, monkeypatch
-):
-    monkeypatch.setenv("PYTHONASYNCIODEBUG", asked_for)
-
-    async def main():
-        async with Purgatory("orders") as orders:
-            orders.try_complete_else_watch(Probe(), [watched])
-            assert orders.check_and_complete(checked) == 0
-            assert orders.check_and_complete(checked) == 0
-            orders.check_and_complete(watched)
-
-    asyncio.run(main(), debug=debug)  # as uvicorn does, whatever Python's debug setting is
-    told = [message for name, _, message in lines() if name == "purgatory"]
-    assert len(told) == (debug or bool(asked_for) or sys.flags.dev_mode)
-    assert all(
-        message.startswith("orders: the checked key ") and words in message for message in told
-    )
-
-
-def test_unrelated_key_causes_no_hint_in_debug_mode(lines):
-    class Strange:
-        def __str__(self):
-            raise ZeroDivisionError
-
-    async def main():
-        async with Purgatory("orders") as orders:
-            orders.try_complete_else_watch(Probe(), ["tea"])
-            for key in (Strange(), "x", "", b"\xff", None, ("tea",), 7, "١٢"):
-                assert orders.check_and_complete(key) == 0
-
-    asyncio.run(main(), debug=True)
-    assert [line for line in lines() if line[0] == "purgatory"] == []
-
-
 @on_virtual_time
 async def test_drain_logs_how_many_operations_it_cancels(lines):
     for closable in (Purgatory("orders"), ThresholdPurgatory("versions")):
@@ -230,29 +179,3 @@ async def test_drain_logs_how_many_operations_it_cancels(lines):
     assert lines() == [
         ("purgatory", "WARNING", message.format(name)) for name in ("orders", "versions")
     ]
-
-
-def test_rate_limit_remembers_a_bounded_number_of_names():
-    now = [0.0]
-    limit = _logs.RateLimit(lambda: now[0])
-    names = [str(name) for name in range(3 * _logs.MAX_NAMES)]
-    for _ in range(3):
-        assert all(limit.allow(name) for name in names)
-        # Each is suppressed once more; its count is dropped with its name.
-        for name in names[-_logs.MAX_NAMES :]:
-            assert not limit.allow(name)
-        now[0] += _logs.MESSAGE_INTERVAL
-    assert len(limit._names) == _logs.MAX_NAMES
-
-
-def test_rate_limit_counts_suppressed_messages():
-    now = [0.0]
-    limit = _logs.RateLimit(lambda: now[0])
-    assert limit.allow("a") and limit.suppressed("a") == "" == limit.suppressed("b")
-    assert [limit.allow("a"), limit.allow("b"), limit.allow("a")] == [False, True, False]
-    now[0] = _logs.MESSAGE_INTERVAL
-    assert limit.allow("a")
-    assert limit.suppressed("a") == " (2 more since the last such message)"
-    assert limit.suppressed("a") == ""
-    now[0] = 2 * _logs.MESSAGE_INTERVAL - 0.001
-    assert not limit.allow("a")

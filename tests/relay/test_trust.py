@@ -29,7 +29,6 @@ from servers import (
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from purgatory import Purgatory, RelayUnavailable
-from purgatory._core.logs import RateLimit
 from purgatory.relay import (
     Announcement,
     ChangeMessage,
@@ -233,10 +232,8 @@ def test_forged_messages_cost_one_read_at_once(run: Runner, tmp_path: Path) -> N
 
 
 def test_flood_of_foreign_messages_is_one_warning(
-    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store_sync, "foreign_messages", RateLimit())
-
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             for _ in range(500):
