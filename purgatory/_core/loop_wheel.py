@@ -2,7 +2,10 @@
 there.
 
 A new bucket is armed once, and stays armed until its time has come: an early callback (uvloop
-rounds to milliseconds, deadlines beyond a day are scheduled in stages) arms it again, empty or not.
+rounds to milliseconds, asyncio calls early by the resolution of its clock, deadlines beyond a day
+are scheduled in stages) arms it again, empty or not, and later by a share of a tick at least. So it
+ends on a clock that stands still between two callbacks. A clock that leaps back takes the wheel with
+it.
 The callback expires the entries that are due, or begins to cascade the bucket, a bounded amount for
 each iteration of the loop; the rest follows in the next ones, so that ten thousand timers of one
 instant do not block a socket.
@@ -33,6 +36,9 @@ MAX_TIMER_DELAY: Final = 86_400.0
 """Loops refuse or truncate very far deadlines (asyncio sleeps for a day at most), so they are
 approached in days."""
 
+MAX_MIN_DELAY: Final = 0.001
+"""Seconds: with long ticks, a sixteenth of one would be late."""
+
 BUSY_AFTER: Final = 128
 BUSY_WINDOW: Final = 0.1
 """In seconds. A wheel is busy if it became empty `BUSY_AFTER` times, each time within this interval
@@ -57,6 +63,7 @@ class LoopTimingWheel(LoopBinding):
         "_continuation_scheduled",
         "_idle_checks",
         "_last_idle_check",
+        "_min_delay",
         "on_idle",
         "wake_ups",
         "wheel",
@@ -64,7 +71,11 @@ class LoopTimingWheel(LoopBinding):
 
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__()
-        self.wheel = TimingWheel(tick, wheel_size, self._arm, self.check_idle_later)
+        self.wheel = TimingWheel(
+            tick, wheel_size, self._arm, self.check_idle_later, self._check_clock
+        )
+        self._min_delay = min(tick, MAX_MIN_DELAY) / 16
+        """Seconds by which a bucket is armed later than before, at least."""
         self.on_idle: Callable[[], object] = bool
         self.wake_ups = 0
         self._continuation_scheduled = False
@@ -112,14 +123,22 @@ class LoopTimingWheel(LoopBinding):
     def _arm_again(self, bucket: Bucket) -> None:
         """Arms a bucket whose callback came early, even if its time has come since: `_expire_due`
         read the clock before."""
-        # Add the shortfall, at least one unit in the last place, so that a loop that always calls
-        # early converges. A stage of a far deadline may also be late.
+        # Add the shortfall, so that a loop that always calls early converges. A stage of a far
+        # deadline may also be late.
         now = self.time()
         asked = max(bucket.scheduled_for, now)
+        shortfall = self.wheel.clock.instant(bucket.wake_tick) - now
         self._call_at(
-            max(asked + (self.wheel.clock.instant(bucket.wake_tick) - now), nextafter(asked, inf)),
+            max(asked + max(shortfall, self._min_delay), nextafter(asked, inf)),
             bucket,
         )
+
+    def _check_clock(self) -> None:
+        """Takes the wheel back with a clock that has leapt back."""
+        now = self.time()
+        if now < self.wheel.clock.instant(self.wheel.current_tick):
+            self._cancel_callbacks()
+            self.wheel.rewind(now)
 
     def _expire_due(self) -> None:
         """Does an iteration of work, and schedules the rest for the next iteration of the loop."""

@@ -71,6 +71,8 @@ class TimingWheel:
             added.
         on_empty: called when the last entry of a chunk was removed, if `notify_empty` is true. The
             owner should check soon whether the wheel `is_empty`.
+        on_behind: called with a time before the current tick: an old reading, or of a clock that
+            has leapt back. In the latter case the owner calls `rewind`.
 
     Attributes:
         clock: converts seconds to ticks.
@@ -96,10 +98,12 @@ class TimingWheel:
         "_level1_buckets",
         "_level1_rate",
         "_next_tick_time",
+        "_on_behind",
         "_on_empty",
         "_rate",
         "_recent0",
         "_recent1",
+        "_tick_time",
         "_wide",
         "clock",
         "current_tick",
@@ -115,6 +119,7 @@ class TimingWheel:
         wheel_size: int,
         arm: Callable[[Bucket], object],
         on_empty: Callable[[], object] = bool,
+        on_behind: Callable[[], object] = bool,
     ) -> None:
         if not 2 <= index(wheel_size) <= MAX_TICK:
             raise ValueError(
@@ -124,6 +129,7 @@ class TimingWheel:
         self.wheel_size = wheel_size
         self._arm = arm
         self._on_empty = on_empty
+        self._on_behind = on_behind
         self.notify_empty = True
         self.moves = 0
         self._rate = self.clock.rate
@@ -151,8 +157,8 @@ class TimingWheel:
     def reset_clock(self) -> None:
         """Resets the time of a wheel without buckets, for another clock."""
         self.current_tick = -MAX_TICK
-        self._next_tick_time = -inf
-        """When the tick after the current one begins, in seconds."""
+        self._tick_time = self._next_tick_time = -inf
+        """When the current tick begins, and the tick after it, in seconds."""
         self.levels = [Level(depth, self.wheel_size, self.current_tick) for depth in (0, 1)]
         self._level0_buckets, self._level1_buckets = [level.buckets for level in self.levels]
         self._level0_end = -inf
@@ -190,6 +196,14 @@ class TimingWheel:
                     removed.append(entry)
             chunk.clear()
         return removed
+
+    def rewind(self, now: float) -> None:
+        """Goes back to `now`, for a clock that has leapt back: adds all entries again. The owner
+        cancels the buckets' callbacks. Cost: one addition for each entry."""
+        entries = self.clear()
+        self.reset_clock()
+        for entry in entries:
+            self.add(entry, entry._timer_deadline, now)
 
     # -- adding and removing
 
@@ -248,8 +262,7 @@ class TimingWheel:
 
     def _chunk_for(self, when: float, now: float) -> Chunk:
         """The chunk for an entry that is due at `when`."""
-        if now >= self._next_tick_time:
-            self._advance_clock(now)
+        self._advance_clock(now)
         # Rounded up only if it lies ahead: with a long tick, it would be up to a tick late.
         due_tick = self.clock.due_tick(when) if when > now else self.current_tick
         if due_tick == MAX_TICK:
@@ -308,8 +321,7 @@ class TimingWheel:
     def begin_iteration(self, budget: int, now: float) -> None:
         """Begins an iteration of work, of `budget` steps. Buckets that are opened from here on wait
         for the next iteration."""
-        if now >= self._next_tick_time:
-            self._advance_clock(now)
+        self._advance_clock(now)
         while self._wide and self._wide[0][0] <= self.current_tick:
             drain = Drain()
             bucket = heappop(self._wide)[2]
@@ -401,10 +413,15 @@ class TimingWheel:
     # -- time
 
     def _advance_clock(self, now: float) -> None:
+        if now < self._tick_time:
+            self._on_behind()
+        if now < self._next_tick_time:
+            return
         current_tick = self.clock.tick_at(now)
         if current_tick <= self.current_tick:
             return
         self.current_tick = current_tick
+        self._tick_time = self.clock.instant(current_tick)
         self._next_tick_time = self.clock.instant(current_tick + 1)
         for level in self.levels:
             if current_tick < level.end_tick - level.interval:
