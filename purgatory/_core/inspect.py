@@ -242,11 +242,11 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
         WatchedThreshold(
             queue.key,
             None if queue.value is UNKNOWN else queue.value,
-            queue.segments[0][0],
-            sum(segment.size for segment in queue.segments),
+            queue.lowest,
+            queue.size,
         )
         for queue in sample
-        if queue.segments
+        if queue.size
     ]
     hottest = tuple(nlargest(most, watched, key=_waiting))
     return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample))

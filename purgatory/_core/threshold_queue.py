@@ -7,10 +7,10 @@ clock.
     advance(46)                                       ValueError, without any change: values never
                                                       decrease
 
-The order is kept in *segments*: sorted lists of up to 512 different thresholds, where Python's
-`bisect` finds an index with O(log n) comparisons and C moves at most 4 KB for an insertion. Equal
-thresholds share an index, in order of arrival. A heap would do, but an advance mostly removes the
-first one, which costs a heap O(log n) steps, with cache misses; here it is the head of a list.
+A dict has the waiters of each threshold, in order of arrival, and a heap has the thresholds. A
+waiter that leaves is deleted from the dict alone. Its threshold stays in the heap until an advance
+passes it, or until a new one arrives and less than half of the heap has waiters: so the heap never
+has more than twice as many thresholds as have waited at once.
 
 The code that removes a waiter from its queue decides its outcome: so there is exactly one outcome.
 
@@ -18,20 +18,13 @@ Source: Kafka, `raft/internals/ThresholdPurgatory.java`, where a skip list of (t
     number) does this.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from operator import itemgetter
-from typing import Any, Final, Protocol, cast
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
 from purgatory._core.arguments import describe
 
 UNKNOWN: Final[Any] = object()
 """In place of a value, for a key without one."""
-
-SEGMENT_CAPACITY: Final = 512
-
-_last = itemgetter(-1)
 
 
 def has_reached(key: object, value: Any, threshold: Any) -> bool:
@@ -79,9 +72,8 @@ def check_advance(key: object, value: Any, known: Any) -> None:
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether `value` is NaN, or a tuple or list with one in it, which is neither below nor past
-    others."""
-    if type(value) is tuple or type(value) is list:
+    """Whether `value` is NaN, or a tuple with one in it, which is neither below nor past others."""
+    if type(value) is tuple:
         return any(map(_is_nan, value))
     return bool(value != value)
 
@@ -91,293 +83,173 @@ def describe_value(value: Any) -> str:
     return "it has no value" if value is UNKNOWN else f"it has {describe(value)}"
 
 
-class HasThreshold(Protocol):
-    """A waiter."""
-
-    threshold: Any
-
-
-Waiters = HasThreshold | dict[HasThreshold, None]
-"""The waiter of a threshold, or several in order of arrival."""
-
-
-class Segment(list[Any]):
-    """Different thresholds, ascending, and the waiters of each."""
-
-    __slots__ = ("size", "waiters")
-
-    def __init__(self, thresholds: Iterable[Any], waiters: list[Waiters], size: int) -> None:
-        super().__init__(thresholds)
-        self.waiters = waiters
-        self.size = size
-        """The number of waiters."""
-
-
 class ThresholdQueue:
-    """A key, its value, and its waiters, by threshold and then by arrival."""
+    """A key, its value, and its waiters, by threshold and then by arrival. A waiter is an object
+    with a `threshold`.
 
-    __slots__ = ("_changes", "is_discarded", "key", "segments", "value")
+    Attributes:
+        key: as the caller gave it.
+        value: `UNKNOWN` for a key without one.
+        by_threshold: the waiter of a threshold, or several as a dict in order of arrival.
+        size: the number of waiters.
+    """
+
+    __slots__ = ("_heap", "by_threshold", "key", "size", "value")
 
     def __init__(self, key: Any) -> None:
         self.key = key
         self.value: Any = UNKNOWN
-        self.segments: list[Segment] = []
-        """Ascending; none is empty."""
-        self.is_discarded = False
-        """Whether the key was forgotten, so that nothing can find the queue."""
-        self._changes = 0
-        """Incremented by each change of `segments`. Comparing runs user code, and allocating may
-        run a finalizer; if either has changed them, a search is repeated."""
+        self.by_threshold: dict[Any, Any] = {}
+        self.size = 0
+        self._heap: list[Any] = []
 
-    def add(self, waiter: HasThreshold) -> None:
-        """Adds `waiter`. Cost: O(log n) comparisons.
+    def add(self, waiter: Any) -> None:
+        """Adds `waiter`. Cost: O(log n) comparisons, amortized.
 
         Raises:
-            TypeError: its threshold cannot be compared with other thresholds; nothing has changed.
+            TypeError: its threshold is not hashable, or cannot be compared with other thresholds;
+                nothing has changed.
         """
-        threshold = waiter.threshold
-        while True:
-            changes, segments = self._changes, self.segments
-            if not segments:
-                first = Segment((threshold,), [waiter], 1)
-                if self._changes == changes:
-                    self._changes += 1
-                    segments.append(first)
-                    return
-                continue
-            try:
-                at, index, is_new = self._place_of(threshold)
-                segment = segments[at]
-                group = None if is_new else segment.waiters[index]
-            except IndexError:
-                if self._changes == changes:
-                    raise
-                continue
-            if group is not None and type(group) is not dict:
-                group = {cast(HasThreshold, group): None}
-            if self._changes == changes:
-                break
-        self._changes += 1
-        segment.size += 1
-        if type(group) is dict:
-            group[waiter] = None
-            segment.waiters[index] = group
-        else:
-            segment.insert(index, threshold)
-            segment.waiters.insert(index, waiter)
-            if len(segment) > SEGMENT_CAPACITY:
-                self._split(at)
-
-    def _place_of(self, threshold: Any) -> tuple[int, int, bool]:
-        """The indices of a segment and in it, and whether the threshold is a new one.
-
-        Raises:
-            TypeError: it cannot be compared with other thresholds.
-        """
-        segments = self.segments
+        threshold, others = waiter.threshold, ""
         try:
-            at = min(bisect_left(segments, threshold, key=_last), len(segments) - 1)
-            segment = segments[at]
-            index = bisect_left(segment, threshold)
-            is_new = index == len(segment) or bool(threshold < segment[index])
-            if not is_new and not threshold <= segment[index]:
-                raise TypeError(f"it is neither below nor past {describe(segment[index])}")
+            group = self.by_threshold.get(threshold)
+            if group is None:
+                others = "others wait there, and "
+                self._push(threshold)
         except (TypeError, ArithmeticError) as error:
             wait = f"wait for {describe(self.key)} to reach {describe(threshold)}"
-            raise TypeError(f"cannot {wait}: others wait there, and {error}") from error
-        return at, index, is_new
+            raise TypeError(f"cannot {wait}: {others}{error}") from error
+        if group is None:
+            self.by_threshold[threshold] = waiter
+        elif type(group) is dict:
+            group[waiter] = None
+        else:
+            self.by_threshold[threshold] = {group: None, waiter: None}
+        self.size += 1
 
-    def _split(self, at: int) -> None:
-        changes, segment, half = self._changes, self.segments[at], SEGMENT_CAPACITY // 2
-        waiters = segment.waiters[half:]
-        upper = Segment(segment[half:], waiters, _waiter_count(waiters))
-        if self._changes == changes:  # else a later addition splits it
-            self._changes += 1
-            segment.size -= upper.size
-            del segment[half:], segment.waiters[half:]
-            self.segments.insert(at + 1, upper)
-
-    def discard(self, waiter: HasThreshold) -> bool:
-        """Removes `waiter`; False if it has been removed. Cost: O(log n) comparisons."""
-        threshold, segments = waiter.threshold, self.segments
-        while True:
-            changes = self._changes
-            try:
-                at = bisect_left(segments, threshold, key=_last)
-                index = bisect_left(segments[at], threshold) if at < len(segments) else 0
-            except IndexError:
-                if self._changes == changes:
-                    raise
-                continue
-            if self._changes == changes:
+    def _push(self, threshold: Any) -> None:
+        """Adds a threshold to the heap."""
+        if len(self._heap) > 2 * len(self.by_threshold):
+            self._rebuild()
+        heap = self._heap
+        at = len(heap)
+        # Compare first: an error inside `heappush` would leave the threshold in the heap.
+        while at:
+            at = (at - 1) // 2
+            if not threshold < heap[at]:
+                if not heap[at] <= threshold:
+                    raise TypeError(f"it is neither below nor past {describe(heap[at])}")
                 break
-        if at == len(segments):
+        heappush(heap, threshold)
+
+    def _rebuild(self) -> None:
+        """Builds the heap from the thresholds with waiters."""
+        self.by_threshold = dict(self.by_threshold)  # a copy has no slots of deleted thresholds
+        self._heap = list(self.by_threshold)
+        heapify(self._heap)
+
+    def discard(self, waiter: Any) -> bool:
+        """Removes `waiter`; False if it has been removed. Cost: O(1), without comparisons."""
+        threshold = waiter.threshold
+        group = self.by_threshold.get(threshold)
+        if type(group) is dict and waiter in group:
+            del group[waiter]
+        elif group is not waiter:
             return False
-        segment = segments[at]
-        waiting = segment.waiters[index]
-        if type(waiting) is dict:
-            if waiter not in waiting:
-                return False
-            del waiting[waiter]
-        elif waiting is not waiter:
-            return False
-        self._changes += 1
-        segment.size -= 1
-        if waiting is waiter or not waiting:
-            # Keep the threshold until both lists are consistent, because its `__del__` may come
-            # here.
-            threshold = segment.pop(index)
-            del segment.waiters[index]
-            if not segment:
-                del segments[at]
+        self.size -= 1
+        if group is waiter or not group:
+            del self.by_threshold[threshold]
+            if not self.by_threshold:
+                self._heap.clear()
         return True
 
-    def advance(self, value: Any) -> list[Waiters]:
+    def advance(self, value: Any) -> list[Any]:
         """Removes the waiters whose threshold is at most `value`, and returns them in order.
 
-        Cost: one comparison if there is none; otherwise one for each segment, and O(log n) of those
-            it takes from the last.
+        Cost: one comparison if there is none; otherwise O(log n) comparisons for each threshold.
 
         Raises:
             ValueError, TypeError: see `check_advance`; nothing has changed.
         """
-        while True:
-            changes, segments = self._changes, self.segments
-            check_advance(self.key, value, self.value)
-            try:
-                if not segments or not segments[0][0] <= value:
-                    if self._changes != changes:
-                        continue
-                    self._changes += 1
-                    self.value = value
-                    return []
-                whole, part = _reached(segments, value)
-            except (TypeError, ArithmeticError) as error:
-                what = f"advance {describe(self.key)} to {describe(value)}"
-                raise TypeError(
-                    f"cannot {what}: {describe_value(self.value)}, and {error}"
-                ) from error
-            except IndexError:
-                if self._changes == changes:
-                    raise
-                continue
-            taken = segments[:whole]
-            waiters = _concat(taken)
-            # Keep the thresholds until both lists are consistent, because a `__del__` may come
-            # here.
-            first = segments[whole][:part] if part else []
-            others = segments[whole].waiters[:part] if part else []
-            size = _waiter_count(others)
-            if self._changes == changes:
-                break
-        self._changes += 1
+        check_advance(self.key, value, self.value)
+        try:
+            reached = self._pop(value) if self._heap and self._heap[0] <= value else None
+        except (TypeError, ArithmeticError) as error:
+            what = f"advance {describe(self.key)} to {describe(value)}"
+            raise TypeError(f"cannot {what}: {describe_value(self.value)}, and {error}") from error
         self.value = value
-        if part:
-            segment = segments[whole]
-            segment.size -= size
-            del segment[:part], segment.waiters[:part]
-        del segments[:whole]
-        del taken, first
-        return waiters + others
+        return self._take(reached) if reached else []
 
-    def forget(self) -> None:
-        """Deletes the value."""
-        self._changes += 1
-        self.value = UNKNOWN
+    def _pop(self, value: Any) -> list[Any]:
+        """Removes the thresholds up to `value` from the heap, and returns them in order. The first
+        is one of them. An error changes nothing."""
+        heap = self._heap
+        reached: list[Any] = []
+        most = 16 + len(heap) // 32
+        try:
+            while len(reached) < most:
+                reached.append(heappop(heap))
+                if not heap or not heap[0] <= value:
+                    return reached
+            # There are many: sorting is faster than popping.
+            reached = sorted([each for each in self.by_threshold if each <= value])
+            if len(reached) < len(self.by_threshold):
+                self._heap = [each for each in self.by_threshold if not each <= value]
+                heapify(self._heap)
+            return reached
+        except BaseException:
+            self._rebuild()
+            raise
 
-    def take_above(self, value: Any) -> list[Waiters]:
-        """Removes the waiters whose threshold is above `value`, and returns them in order.
+    def take_above(self, value: Any) -> list[Any]:
+        """Removes the waiters whose threshold is above `value`, or all if it is `UNKNOWN`, and
+        returns them in order.
 
-        Cost: O(log n) comparisons, and one pointer for each.
+        Cost: one comparison for each threshold of the key, and sorting the removed ones.
 
         Raises:
             TypeError: `value` cannot be compared with the thresholds; nothing has changed.
         """
-        while True:
-            changes, segments = self._changes, self.segments
-            try:
-                at = bisect_right(segments, value, key=_last)
-                index = bisect_right(segments[at], value) if at < len(segments) else 0
-            except IndexError:
-                if self._changes == changes:
-                    raise
-                continue
-            is_cut = at < len(segments)
-            taken = segments[at:]
-            waiters = _concat(taken[1:])
-            first = segments[at][index:] if is_cut else []
-            others = segments[at].waiters[index:] if is_cut else []
-            size = _waiter_count(others)
-            if self._changes == changes:
-                break
-        self._changes += 1
-        if is_cut:
-            segment = segments[at]
-            segment.size -= size
-            del segment[index:], segment.waiters[index:]
-        del segments[at + bool(index) :]
-        del taken, first
-        return others + waiters
+        is_all = value is UNKNOWN
+        return self._take(sorted([each for each in self.by_threshold if is_all or value < each]))
 
-    def clear(self) -> list[Waiters]:
-        """Removes all waiters, and returns them in order. Cost: one pointer for each."""
-        taken = self.segments[:]
-        self._changes += 1
-        self.segments.clear()
-        return _concat(taken)
+    def clear(self) -> list[Any]:
+        """Removes all waiters, and returns them in order of arrival. Makes no comparison, so no
+        threshold can keep a purgatory from closing."""
+        return self._take(list(self.by_threshold))
 
-    def _check(self, waiters: list[Any]) -> None:
-        """Asserts the whole invariant, and appends the waiters to `waiters`. For tests."""
-        thresholds = [threshold for segment in self.segments for threshold in segment]
-        assert all(low < high for low, high in pairwise(thresholds))
+    def _take(self, thresholds: list[Any]) -> list[Any]:
+        """Removes the waiters of `thresholds`, and returns them in order."""
+        waiters: list[Any] = []
+        pop = self.by_threshold.pop
+        for threshold in thresholds:
+            group = pop(threshold, None)
+            if type(group) is dict:
+                waiters += group
+            elif group is not None:
+                waiters.append(group)
+        self.size -= len(waiters)
+        if not self.by_threshold:
+            self._heap.clear()
+        return waiters
+
+    @property
+    def lowest(self) -> Any:
+        """The lowest threshold with a waiter; there is one. Cost: as for an advance."""
+        while self._heap[0] not in self.by_threshold:
+            heappop(self._heap)
+        return self._heap[0]
+
+    def _check(self) -> list[Any]:
+        """Asserts the whole invariant, and returns the waiters in order. For tests."""
+        heap, thresholds = self._heap, sorted(self.by_threshold)
+        assert all(heap[(at - 1) // 2] <= heap[at] for at in range(1, len(heap)))
+        assert set(heap) >= set(thresholds) and bool(heap) == bool(thresholds)
         assert self.value is UNKNOWN or not thresholds or self.value < thresholds[0]
-        assert self.value is not UNKNOWN or thresholds
-        for segment in self.segments:
-            assert 0 < len(segment) == len(
-                segment.waiters
-            ) <= SEGMENT_CAPACITY and segment.size == _waiter_count(segment.waiters)
-            for threshold, waiting in zip(segment, segment.waiters, strict=True):
-                several: list[Any] = list(waiting) if type(waiting) is dict else [waiting]
-                assert several and all(
-                    waiter.queue is self and waiter.threshold == threshold for waiter in several
-                )
-                waiters += several
-
-
-def _reached(segments: list[Segment], value: Any) -> tuple[int, int]:
-    """The number of whole `segments` that are at most `value`, and of thresholds of the next one;
-    the first threshold is."""
-    whole = 0
-    for segment in segments:
-        if not segment[-1] <= value:
-            break
-        whole += 1
-    else:
-        return whole, 0
-    if whole and not segment[0] <= value:
-        return whole, 0
-    # Search from the front, because most advances are small.
-    bound = 1
-    while segment[bound] <= value:
-        bound *= 2
-        if bound >= len(segment):
-            bound = len(segment) - 1
-            break
-    return whole, bisect_right(segment, value, bound // 2 + 1, bound)
-
-
-def _waiter_count(waiters: list[Waiters]) -> int:
-    return sum(len(waiting) if type(waiting) is dict else 1 for waiting in waiters)
-
-
-def _concat(segments: list[Segment]) -> list[Waiters]:
-    return [waiting for segment in segments for waiting in segment.waiters]
-
-
-def flatten(waiters: Iterable[Waiters]) -> Iterator[HasThreshold]:
-    """The single waiters, in order."""
-    for waiting in waiters:
-        if type(waiting) is dict:
-            yield from waiting
-        else:
-            yield cast(HasThreshold, waiting)
+        waiters: list[Any] = []
+        for threshold in thresholds:
+            group = self.by_threshold[threshold]
+            waiters += group if type(group) is dict else [group]
+            assert group and waiters[-1].threshold == threshold
+        assert len(waiters) == self.size
+        return waiters

@@ -1,9 +1,9 @@
 """`ThresholdPurgatory`: waiting until a key's value has reached a threshold: offsets, versions,
 watermarks.
 
-Many conditions in servers have this form, and then no condition is tried: the waiters of a key are
-sorted by threshold, and an advance removes them from the front. Waiters with a threshold above the
-new value are not visited.
+Many conditions in servers have this form, and then no condition is tried: the thresholds of a key
+are in a heap, and an advance removes the lowest ones. Waiters with a threshold above the new value
+are not visited.
 
     the value of "orders" is 41, with waiters for     42: A, D     45: B     60: C
     advance("orders", 47) -> 3                        A, D and B return 47, in this order; C keeps
@@ -58,10 +58,8 @@ from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (
     UNKNOWN,
     ThresholdQueue,
-    Waiters,
     check_advance,
     describe_value,
-    flatten,
     has_reached,
 )
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
@@ -90,7 +88,7 @@ class _Waiter(TimerEntry):
 
     Attributes:
         future: its result is the value, a `Failure`, `EXPIRED` or `CANCELLED`.
-        started_at: loop time of the start; None until observers were notified.
+        started_at: loop time of the start.
         timeout: in seconds; None for no limit.
     """
 
@@ -99,7 +97,7 @@ class _Waiter(TimerEntry):
     future: Future[Any]
     purgatory: "ThresholdPurgatory[Any, Any]"
     queue: ThresholdQueue
-    started_at: float | None
+    started_at: float
     threshold: Any
     timeout: float | None
 
@@ -116,8 +114,8 @@ class ThresholdPurgatory(Generic[K, V]):
     value reaches its threshold, or at its deadline.
 
     The values of a key never decrease, and are stored, so a client that passes its threshold misses
-    no value between two waits. Values are of any immutable type with a total order: numbers,
-    strings, tuples.
+    no value between two waits. Values are of any immutable, hashable type with a total order:
+    numbers, strings, tuples. Lists and sets are refused as thresholds.
 
     Bound to the running event loop at first use; all methods but `advance_threadsafe` belong to its
     thread. As an async context manager it is closed on exit, and may be entered again.
@@ -192,8 +190,8 @@ class ThresholdPurgatory(Generic[K, V]):
             The value of the key, if it has reached the threshold already; else the first value that
             reaches it.
 
-        Cost: O(log n) comparisons with other thresholds of the key, when the wait starts and when
-            it ends early.
+        Cost: O(log n) comparisons with other thresholds of the key, amortized, when the wait
+            starts; none when it ends early.
 
         Raises:
             OperationTimeout: a `TimeoutError`; the threshold was not reached in time.
@@ -203,7 +201,8 @@ class ThresholdPurgatory(Generic[K, V]):
             PurgatoryFull: the call would have to wait, and `max_pending` waits are pending, or
                 `max_keys` keys have a value or a waiter.
             ValueError, TypeError: the threshold is NaN, or cannot be compared with the key's value
-                or with other thresholds; `timeout` is NaN, or not a number; `key` is not hashable.
+                or with other thresholds, or the call would have to wait, and the threshold is not
+                hashable (a list); `timeout` is NaN, or not a number; `key` is not hashable.
             WrongLoop: called on another loop or thread than the first time.
         """
         if running_loop() is not self._loop:
@@ -274,11 +273,11 @@ class ThresholdPurgatory(Generic[K, V]):
             self._bind("advance {}", key, "advance_threadsafe")
         queue = self._queues.get(key)
         if queue is None:
-            check_advance(key, value, UNKNOWN)
-            queue = self._queue_of(key, "advance {} to {}", value)
+            queue = self._new_queue(key, "advance {} to {}", value)
+            queue.advance(value)
+            self._queues[key] = queue
+            return 0
         waiters = queue.advance(value)
-        if queue.is_discarded:  # the key was forgotten during the comparison
-            queue.is_discarded = self._queues.setdefault(queue.key, queue) is not queue
         return self._end(waiters, value, Cause.KEY) if waiters else 0
 
     def advance_threadsafe(self, key: K, value: V) -> None:
@@ -330,10 +329,9 @@ class ThresholdPurgatory(Generic[K, V]):
         queue = self._queues.get(key)
         if queue is None:
             return 0
-        removed = queue.clear() if above is None else queue.take_above(above)
-        count = self._end(removed, Failure(exception), Cause.FAILED)
+        waiters = queue.take_above(UNKNOWN if above is None else above)
         self._discard_if_empty(queue)
-        return count
+        return self._end(waiters, Failure(exception), Cause.FAILED)
 
     def forget(self, key: K) -> bool:
         """Deletes the value of `key`, which may then have a lower one.
@@ -351,7 +349,7 @@ class ThresholdPurgatory(Generic[K, V]):
         queue = self._queues.get(key)
         if queue is None or queue.value is UNKNOWN:
             return False
-        queue.forget()
+        queue.value = UNKNOWN
         self._discard_if_empty(queue)
         return True
 
@@ -469,55 +467,40 @@ class ThresholdPurgatory(Generic[K, V]):
                 f"cannot wait for {describe(key)} to reach {describe(threshold)}: max_pending"
                 f" ({self._max_pending}) waits are pending in {printable(self.name)}"
             )
-        waiter = _Waiter()
-        waiter.purgatory, waiter.threshold, waiter.timeout = self, threshold, timeout
-        waiter.future = self._loop.create_future()
-        waiter.started_at = waiter._timer_chunk = None
-        if when is not None:
-            self._wheel.add(waiter, when, now)
-        self._pending += 1
-        # Join the queue last: allocation may run a finalizer, and a finalizer or a comparison may
-        # forget the key, or advance it.
-        try:
-            while True:
-                queue = waiter.queue = self._queue_of(key, "wait for {} to reach {}", threshold)
-                try:
-                    queue.add(waiter)
-                except BaseException:
-                    self._discard_if_empty(queue)
-                    raise
-                if not queue.is_discarded or waiter.future.done():
-                    break
-                queue.discard(waiter)
-        except BaseException:
-            self._pending -= 1
-            self._wheel.remove(waiter)
-            raise
-        if self._observers is not None and waiter.started_at is None:
-            self._notify_started(waiter)
-        if queue.value is not UNKNOWN and threshold <= queue.value:
-            self._end_one(waiter, queue.value, Cause.KEY)
-        return waiter
-
-    def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
-        """The queue of `key`, created if it is missing."""
         queue = self._queues.get(key)
         if queue is None:
-            if self._max_keys is not None and len(self._queues) >= self._max_keys:
-                action = action.format(describe(key), describe(value))
-                raise PurgatoryFull(
-                    f"cannot {action}: max_keys ({self._max_keys}) other keys are in "
-                    f"{printable(self.name)}"
-                )
-            queue = self._queues.setdefault(key, ThresholdQueue(key))
-        return queue
+            queue = self._new_queue(key, "wait for {} to reach {}", threshold)
+        waiter = _Waiter()
+        waiter.purgatory, waiter.queue, waiter.threshold = self, queue, threshold
+        waiter.future = self._loop.create_future()
+        waiter.started_at, waiter.timeout, waiter._timer_chunk = now, timeout, None
+        if when is not None:
+            self._wheel.add(waiter, when, now)
+        try:
+            queue.add(waiter)
+        except BaseException:
+            self._wheel.remove(waiter)
+            raise
+        self._queues[key] = queue
+        self._pending += 1
+        if self._observers is not None:
+            self._observers.started(waiter)
+        return waiter
+
+    def _new_queue(self, key: Any, action: str, value: Any) -> ThresholdQueue:
+        """The queue of a new key, which the caller stores."""
+        if self._max_keys is not None and len(self._queues) >= self._max_keys:
+            action = action.format(describe(key), describe(value))
+            raise PurgatoryFull(
+                f"cannot {action}: max_keys ({self._max_keys}) other keys are in "
+                f"{printable(self.name)}"
+            )
+        return ThresholdQueue(key)
 
     def _discard_if_empty(self, queue: ThresholdQueue) -> None:
         """Forgets a queue that has neither a value nor waiters."""
-        if queue.value is not UNKNOWN or queue.segments or queue.is_discarded:
-            return
-        self._queues.pop(queue.key, None)
-        queue.is_discarded = True
+        if queue.value is UNKNOWN and not queue.size and self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
 
     # -- ending
 
@@ -529,25 +512,24 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def _end_all(self, queue: ThresholdQueue) -> int:
         """Ends all waits of a key because of `aclose`. Returns their number."""
-        if not queue.segments:
+        if not queue.size:
             return 0
-        count = self._end(queue.clear(), CANCELLED, Cause.CLOSED)
+        waiters = queue.clear()
         self._discard_if_empty(queue)
-        return count
+        return self._end(waiters, CANCELLED, Cause.CLOSED)
 
-    def _end(self, removed: list[Waiters], outcome: Any, cause: Cause) -> int:
+    def _end(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> int:
         """Ends waits that were removed from their queue. Wakes a bounded number now, after all
         waits that ended earlier.
 
         Returns:
             The number of waits ended with `outcome`. The tasks of the others were cancelled.
         """
-        waiters: list[_Waiter] = []
-        left: list[_Waiter] = []
-        for waiter in cast("Iterable[_Waiter]", flatten(removed)):
-            (left if waiter.future.cancelled() else waiters).append(waiter)
-        self._pending -= len(waiters) + len(left)
-        self._unanswered += len(waiters) + len(left)
+        self._pending -= len(waiters)
+        self._unanswered += len(waiters)
+        left = [waiter for waiter in waiters if waiter.future.cancelled()]
+        if left:
+            waiters = [waiter for waiter in waiters if not waiter.future.cancelled()]
         self._ended[cause] += len(waiters)
         self._ended[Cause.CANCELLED] += len(left)
         is_busy = bool(self._wake_queue)
@@ -612,9 +594,10 @@ class ThresholdPurgatory(Generic[K, V]):
                 if queue is None or not has_reached(key, queue.value, value):
                     budget -= self.advance(key, value)
             except Exception as error:
-                self._report(
-                    f"cannot advance {describe(key)} to {describe(value)}, as another thread "
-                    "requested",
+                message = f"cannot advance {describe(key)} to {describe(value)}"
+                report(
+                    self._loop,
+                    f"{printable(self.name)}: {message}, as another thread requested",
                     error,
                 )
             budget -= 1
@@ -622,11 +605,6 @@ class ThresholdPurgatory(Generic[K, V]):
                 return
 
     # -- observers
-
-    def _notify_started(self, waiter: _Waiter) -> None:
-        assert self._observers is not None
-        waiter.started_at = self._time()
-        self._observers.started(waiter)
 
     def _end_at_once(self, key: Any, timeout: float | None, cause: Cause) -> None:
         """Counts a wait that ended at its first comparison, and notifies of it."""
@@ -641,9 +619,7 @@ class ThresholdPurgatory(Generic[K, V]):
     def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
         """Notifies of the end of a waiter."""
         assert self._observers is not None
-        if waiter.started_at is None:  # a finalizer has ended it before its start was notified
-            self._notify_started(waiter)
-        started_at, now = cast(float, waiter.started_at), self._time()
+        started_at, now = waiter.started_at, self._time()
         failed_tries = 2 if cause is Cause.DEADLINE and started_at < now else 1
         error = outcome.exception if cause is Cause.FAILED else None
         keys = (waiter.queue.key,)
@@ -651,17 +627,15 @@ class ThresholdPurgatory(Generic[K, V]):
             waiter, keys, started_at, now, waiter.timeout, cause, failed_tries, error
         )
 
-    def _report(self, message: str, error: BaseException | None) -> None:
-        report(self._loop, f"{printable(self.name)}: {message}", error)
-
     def _check(self) -> None:
         """Asserts the whole invariant between iterations of the loop. For tests. Cost: O(all
         waits)."""
         waiters: list[_Waiter] = []
         for key, queue in self._queues.items():
-            assert queue.key is key and not queue.is_discarded
-            queue._check(waiters)
+            assert queue.key is key
+            waiters += queue._check()
         assert self._pending == len(waiters)
+        assert all(self._queues[waiter.queue.key] is waiter.queue for waiter in waiters)
         assert all(
             waiter._timer_chunk is None or waiter in waiter._timer_chunk for waiter in waiters
         )

@@ -1,5 +1,5 @@
 """`ThresholdPurgatory` with many waits: they are decided at once, and woken a bounded number per
-iteration; closing, threads and finalizers."""
+iteration; closing and threads."""
 
 import asyncio
 import threading
@@ -18,9 +18,7 @@ from purgatory import (
     PurgatoryFull,
     ThresholdPurgatory,
 )
-from purgatory._core import threshold_queue as queue_module
 from purgatory._core.loop import MAX_PER_ITERATION
-from purgatory._core.threshold_queue import Segment
 from purgatory.testing import VirtualTimeLoop
 
 # Bounded work in each iteration of the loop
@@ -342,60 +340,6 @@ def test_exit_of_exception_handler_leaves_no_wait_unanswered(error):
     assert len(ended) == size + 1 and purgatory.pending == 0
 
 
-# Finalizers: the collector may run one at any allocation; here, where the first segment of a queue
-# is created.
-
-
-class Meddling:
-    """Replaces `Segment`: calls a function first, once."""
-
-    def __init__(self, call):
-        self.calls = [call]
-
-    def __call__(self, *args):
-        if self.calls:
-            self.calls.pop()()
-        return Segment(*args)
-
-
-@on_virtual_time
-@pytest.mark.parametrize(
-    "name", ["forget", "advance", "advance and forget", "fail", "forget and wait", "forget all"]
-)
-async def test_wait_survives_finalizer_that_changes_its_key(name, monkeypatch):
-    loop, others = asyncio.get_running_loop(), []
-    purgatory = ThresholdPurgatory()
-    purgatory.advance("key", 1)
-
-    def meddle():
-        if "advance" in name:
-            purgatory.advance("key", 7)
-        if "fail" in name:
-            purgatory.fail("key", Broken())
-        if "forget" in name:
-            purgatory.forget("key")
-        if "wait" in name:
-            others.append(purgatory.wait("key", 6, 30))
-            others[0].send(None)
-        if "all" in name:
-            purgatory.advance("key", 3)
-            purgatory.forget("key")
-
-    monkeypatch.setattr(queue_module, "Segment", Meddling(meddle))
-    task = asyncio.create_task(purgatory.wait("key", 5, 30))
-    await iterations(2)
-    purgatory._check()
-    if name != "advance":
-        assert purgatory.pending == 1 + len(others)
-        assert purgatory.advance("key", 7) == 1 + len(others)
-    assert await task == 7 and loop.time() == 0
-    for other in others:
-        other.close()
-    purgatory._check()
-    assert purgatory.pending == purgatory._wheel.size == 0
-    assert purgatory.value("key") == 7
-
-
 @on_virtual_time
 async def test_wait_that_cannot_be_armed_leaves_nothing():
     purgatory = ThresholdPurgatory()
@@ -405,47 +349,3 @@ async def test_wait_that_cannot_be_armed_leaves_nothing():
     purgatory._wheel._arm = arm
     assert counts(purgatory, "pending", "unanswered", "keys") == (0, 0, 1)
     purgatory._check()
-
-
-class Forgetting(int):
-    """A value whose comparison forgets its key."""
-
-    def __le__(self, other):
-        self.purgatory.forget("key")
-        return int(self) <= int(other)
-
-
-@on_virtual_time
-async def test_key_forgotten_while_compared_keeps_its_new_value():
-    purgatory = ThresholdPurgatory()
-    Forgetting.purgatory = purgatory
-    purgatory.advance("key", Forgetting(1))
-    assert purgatory.advance("key", 2) == 0
-    assert purgatory.value("key") == 2
-    purgatory._check()
-
-
-# Limits
-
-
-async def test_limits_refuse_and_leave_no_queue():
-    async with ThresholdPurgatory("small", max_pending=1, max_keys=1) as purgatory:
-        [waiting] = await start_waits(purgatory, ("a", 1))
-        for key in ("a", "b"):
-            with pytest.raises(
-                PurgatoryFull,
-                match=rf"cannot wait for '{key}' to reach 2: max_pending \(1\) waits are pending in small",
-            ):
-                await purgatory.wait(key, 2)
-        assert purgatory.advance("a", 1) == 1 and await waiting == 1
-        with pytest.raises(
-            PurgatoryFull,
-            match=r"cannot wait for 'b' to reach 1: max_keys \(1\) other keys are in small",
-        ):
-            await purgatory.wait("b", 1)
-        with pytest.raises(
-            PurgatoryFull, match=r"cannot advance 'b' to 1: max_keys \(1\) other keys are in small"
-        ):
-            purgatory.advance("b", 1)
-        assert counts(purgatory, "pending", "keys") == (0, 1)
-        purgatory._check()

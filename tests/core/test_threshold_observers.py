@@ -1,12 +1,12 @@
 """Observers of a `ThresholdPurgatory`: each end of a wait is one event, on the same interface as
-events of operations."""
+events of operations. An observer may advance thresholds, which changes no order of answers."""
 
 import asyncio
 from math import inf
 
 import pytest
 from helpers import Listener as Observer
-from helpers import outcome, raiser
+from helpers import iterations, outcome, raiser, start_waits
 from loops import on_virtual_time
 
 from purgatory import Cause, Ended, OperationState, ThresholdPurgatory
@@ -195,3 +195,92 @@ async def test_nested_advances_are_notified_in_order(
     assert sorted(ended.keys[0] for ended in listener.ended) == [
         number for number in range(500) for _ in range(2)
     ]
+
+
+# Observers that advance thresholds
+
+MANY = 1200
+"""Enough waits that waking them takes several iterations of the loop."""
+
+
+class Meddler:
+    """Calls a function on the first end for which `when` is true."""
+
+    def __init__(self, when=lambda ended: True):
+        self.when, self.what, self.ended = when, None, []
+
+    def operation_ended(self, ended):
+        self.ended.append(ended)
+        if self.what is not None and self.when(ended):
+            what, self.what = self.what, None
+            what()
+
+    def key_checked(self, key, tried, completed):
+        pass
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["advance", "fail", "aclose"])
+@pytest.mark.parametrize("number", [3, MANY])
+async def test_earlier_waits_are_answered_before_nested_ones(end, number):
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    await start_waits(
+        thresholds, *(("a", threshold) for threshold in range(number)), ("b", 1), log=answered
+    )
+    meddler.what = lambda: thresholds.advance("b", 1)
+    if end == "advance":
+        thresholds.advance("a", number)
+    elif end == "fail":
+        thresholds.fail("a", ValueError())
+    else:
+        await thresholds.aclose()
+    await iterations(10)
+    assert [which for which, _ in answered] == list(range(number + 1))
+    if end == "advance":
+        assert thresholds.value("b") == 1
+    await thresholds.aclose()
+
+
+@on_virtual_time
+async def test_nested_advance_of_same_key_keeps_order():
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    await start_waits(
+        thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4, 5)), log=answered
+    )
+    meddler.what = lambda: thresholds.advance("a", 5)
+    assert thresholds.advance("a", 3) == 3
+    await iterations(5)
+    assert answered == [(0, 3), (1, 3), (2, 3), (3, 5), (4, 5)]
+    assert [ended.ended_at for ended in meddler.ended] == [0.0] * 5
+
+
+@on_virtual_time
+async def test_deeply_nested_advances_keep_order():
+    answered, keys = [], "abcdef"
+    meddlers = [Meddler(lambda ended, key=key: ended.keys == (key,)) for key in keys[:-1]]
+    thresholds = ThresholdPurgatory(observer=meddlers)
+    await start_waits(
+        thresholds, *((key, threshold) for key in keys for threshold in (1, 2)), log=answered
+    )
+    for meddler, key in zip(meddlers, keys[1:], strict=True):
+        meddler.what = lambda key=key: thresholds.advance(key, 2)
+    assert thresholds.advance("a", 2) == 2
+    await iterations(5)
+    assert [which for which, _ in answered] == list(range(12))
+    assert thresholds.pending == 0
+    thresholds._check()
+
+
+@on_virtual_time
+async def test_nested_fail_does_not_change_decided_waits():
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    error = ValueError()
+    await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4)), log=answered)
+    meddler.what = lambda: thresholds.fail("a", error)
+    assert thresholds.advance("a", 3) == 3
+    await iterations(5)
+    assert answered == [(0, 3), (1, 3), (2, 3), (3, error)]
+    assert [ended.cause for ended in meddler.ended] == [Cause.KEY] * 3 + [Cause.FAILED]

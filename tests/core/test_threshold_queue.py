@@ -2,28 +2,20 @@
 
 from decimal import Decimal
 from functools import total_ordering
-from math import inf, nan
+from math import nan
 from re import escape
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory._core import threshold_queue as queue_module
-from purgatory._core.threshold_queue import (
-    SEGMENT_CAPACITY,
-    UNKNOWN,
-    ThresholdQueue,
-    flatten,
-    has_reached,
-)
+from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue, has_reached
 
 
 @total_ordering
 class Counted:
-    """A value that counts all comparisons."""
+    """A value that counts all comparisons of order."""
 
     comparisons = 0
 
@@ -31,7 +23,7 @@ class Counted:
         self.number = number
 
     def __eq__(self, other):
-        return self is other
+        return self.number == other.number
 
     def __hash__(self):
         return hash(self.number)
@@ -51,106 +43,119 @@ def compared(function, *arguments: Any) -> int:
     return Counted.comparisons - before
 
 
-class Standing:
+class Waiter:
     """The part of a waiter that a queue needs."""
 
-    def __init__(self, queue, threshold):
-        self.queue = queue
+    def __init__(self, threshold):
         self.threshold = threshold
 
 
-def crowd(size: int) -> tuple[ThresholdQueue, list[Standing]]:
-    queue = ThresholdQueue("key")
-    waiters = [Standing(queue, Counted(number)) for number in range(size)]
-    # Neither sorted nor random.
-    for number in range(size):
-        queue.add(waiters[number * 7919 % size])
+def crowd(thresholds) -> tuple[ThresholdQueue, list[Waiter]]:
+    queue, waiters = ThresholdQueue("orders"), list(map(Waiter, thresholds))
+    for waiter in waiters:
+        queue.add(waiter)
     return queue, waiters
+
+
+def shuffled(size: int) -> list[Counted]:
+    return [Counted(number * 7919 % size) for number in range(size)]
+
+
+# Against a sorted list
+
+THRESHOLDS = st.integers(0, 300)
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.lists(THRESHOLDS, min_size=1, max_size=60)),
+    st.tuples(st.just("discard"), st.lists(THRESHOLDS, min_size=1, max_size=60)),
+    st.tuples(st.sampled_from(["advance", "take above"]), THRESHOLDS),
+    st.tuples(st.sampled_from(["forget", "clear", "take all"]), st.none()),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(STEPS, max_size=30))
+def test_queue_matches_sorted_list(steps):
+    queue, waiting, most = ThresholdQueue("orders"), [], 0
+    for step, argument in steps:
+        if step == "add":
+            for threshold in argument:
+                if queue.value is UNKNOWN or threshold > queue.value:
+                    waiting.append(Waiter(threshold))
+                    queue.add(waiting[-1])
+            waiting.sort(key=lambda waiter: waiter.threshold)  # equal ones stay in order of arrival
+            most = max(most, len(waiting))
+        elif step == "discard":
+            for index in argument if waiting else ():
+                if waiting:
+                    waiter = waiting.pop(index % len(waiting))
+                    assert queue.discard(waiter) is True and queue.discard(waiter) is False
+        elif step == "advance" and queue.value is not UNKNOWN and argument < queue.value:
+            with pytest.raises(ValueError, match="never go backwards"):
+                queue.advance(argument)
+        elif step == "forget":
+            queue.value = UNKNOWN
+        else:
+            taken = {
+                "advance": lambda waiter: waiter.threshold <= argument,
+                "take above": lambda waiter: waiter.threshold > argument,
+            }.get(step, lambda waiter: True)
+            expected = [waiter for waiter in waiting if taken(waiter)]
+            waiting = [waiter for waiter in waiting if not taken(waiter)]
+            if step == "clear":
+                assert sorted(queue.clear(), key=expected.index) == expected
+            elif step.startswith("take"):
+                assert queue.take_above(UNKNOWN if argument is None else argument) == expected
+            else:
+                assert queue.advance(argument) == expected and queue.value == argument
+            assert not any(map(queue.discard, expected))
+        assert queue._check() == waiting and queue.size == len(waiting)
+        assert not waiting or queue.lowest == waiting[0].threshold
+        assert len(queue._heap) <= 2 * most
 
 
 # Cost
 
 
+@pytest.mark.parametrize("size", [0, 1, 20_000])
+def test_advance_below_all_compares_once(size):
+    queue, _ = crowd(shuffled(size))
+    queue.value = Counted(-2)
+    # Another comparison is with the known value.
+    assert compared(queue.advance, Counted(-1)) == 1 + (size > 0)
+
+
 def test_advance_cost_follows_what_it_completes():
-    (crowded, _), (lone, _), (empty, _) = crowd(20_000), crowd(1), crowd(0)
-    for queue in (crowded, lone, empty):
-        queue.value = Counted(-2)
-    # One comparison with the current value, one with the lowest threshold.
-    assert compared(empty.advance, Counted(-1)) == 1
-    assert compared(lone.advance, Counted(-1)) == compared(crowded.advance, Counted(-1)) == 2
-    assert compared(lone.advance, Counted(0)) == 3
-    assert compared(crowded.advance, Counted(0)) <= 5
-    value = 0
-    for reached in (1, 2, 3, 10, 100, 250):
+    queue, _ = crowd(shuffled(20_000))
+    value = -1
+    for reached in (1, 2, 10, 100, 250):
         value += reached
-        assert compared(crowded.advance, Counted(value)) <= 8 + 2 * reached.bit_length()
-    assert compared(crowded.advance, Counted(value + 10_000)) <= 10_000 / 100
-    crowded._check([])
+        assert compared(queue.advance, Counted(value)) <= 2 + 32 * reached
+    # Many are found by one comparison with each, and are sorted.
+    assert compared(queue.advance, Counted(10_000)) <= 20_000 * 18
+    assert len(queue._check()) == len(queue._heap) == 9_999
+    assert compared(queue.advance, Counted(10_001)) <= 2 + 32
 
 
-def test_add_and_discard_cost_logarithmically():
-    queue, waiters = crowd(20_000)
-    for number in (0, 1, 5_000, 10_000, 19_999):
-        assert compared(queue.discard, waiters[number]) <= 18
-        assert compared(queue.add, waiters[number]) <= 20
+def test_add_costs_logarithmically_and_discard_nothing():
+    queue, waiters = crowd(shuffled(20_000))
+    for waiter in waiters[::2]:
+        assert compared(queue.discard, waiter) == 0
+    queue.value = Counted(-1)
+    for number in (0.5, 5_000.5, 19_999.5):
+        assert compared(queue.add, Waiter(Counted(number))) <= 2 * 15 + 1
 
 
-def test_take_above_costs_logarithmically():
-    queue, _ = crowd(20_000)
-    assert compared(queue.take_above, Counted(20_000)) <= 18
-    assert compared(queue.take_above, Counted(19_998)) <= 18
-    queue._check(standing := [])
-    assert len(standing) == 19_999
-
-
-# Against a sorted list
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["add", "discard", "advance", "take above", "clear"]),
-            st.integers(0, 30),
-        ),
-        max_size=80,
-    )
-)
-def test_queue_matches_sorted_list(steps):
-    queue, waiting, value = ThresholdQueue("key"), [], None
-    with patch.object(queue_module, "SEGMENT_CAPACITY", 4):
-        for step, number in steps:
-            if step == "add" and (value is None or number > value):
-                waiter = Standing(queue, number)
-                queue.add(waiter)
-                waiting.append(waiter)
-                waiting.sort(
-                    key=lambda waiter: waiter.threshold
-                )  # stable: equal thresholds keep the order of arrival
-            elif step == "discard" and waiting:
-                waiter = waiting.pop(number % len(waiting))
-                assert queue.discard(waiter) is True and queue.discard(waiter) is False
-            elif step == "advance" and value is not None and number < value:
-                with pytest.raises(ValueError, match="never go backwards"):
-                    queue.advance(number)
-            elif step == "take above":
-                taken = queue.take_above(number)
-                expected = [waiter for waiter in waiting if waiter.threshold > number]
-                waiting = [waiter for waiter in waiting if waiter.threshold <= number]
-                assert list(flatten(taken)) == expected
-            elif step in ("advance", "clear"):
-                if step == "advance":
-                    value = number
-                    taken = queue.advance(number)
-                else:
-                    number, taken = inf, queue.clear()
-                expected = [waiter for waiter in waiting if waiter.threshold <= number]
-                waiting = waiting[len(expected) :]
-                assert list(flatten(taken)) == expected
-                assert not any(map(queue.discard, expected))
-            if queue.segments or queue.value is not UNKNOWN:
-                queue._check(standing := [])
-                assert standing == waiting
+def test_left_thresholds_are_dropped_in_time():
+    queue, waiters = crowd(range(1000))
+    for waiter in waiters[1:]:
+        queue.discard(waiter)
+    queue.add(Waiter(1000))
+    assert len(queue._heap) == 2
+    for number in range(5000):
+        queue.add(waiter := Waiter(number % 7 + 1))
+        queue.discard(waiter)
+        assert len(queue._heap) <= 5
+    assert queue.advance(999) == [waiters[0]] and queue.lowest == 1000
 
 
 # Refusals
@@ -166,112 +171,56 @@ SIGNALLING = Decimal("sNaN")  # raises in every comparison
         (5, 5, True),
         (5, 4, True),
         (5, 6, False),
-        ({1, 2}, {1}, True),
-        ({1}, {1, 2}, False),
+        (frozenset({1, 2}), frozenset({1}), True),
+        (frozenset({1}), frozenset({1, 2}), False),
     ],
 )
 def test_threshold_is_reached_by_equal_or_higher_value(value, threshold, reached):
     assert has_reached("orders", value, threshold) is reached
 
 
+NEVER = "nothing ever does; it has "
+
+
 @pytest.mark.parametrize(
-    ("value", "threshold", "error", "message"),
+    ("value", "threshold", "error", "reason"),
     [
-        (
-            UNKNOWN,
-            nan,
-            ValueError,
-            "cannot wait for 'orders' to reach nan: nothing ever does; it has no value",
-        ),
-        (5, nan, ValueError, "cannot wait for 'orders' to reach nan: nothing ever does; it has 5"),
-        (
-            5,
-            Decimal("nan"),
-            ValueError,
-            "cannot wait for 'orders' to reach Decimal('NaN'): nothing ever does; it has 5",
-        ),
-        (
-            UNKNOWN,
-            (1, nan),
-            ValueError,
-            "cannot wait for 'orders' to reach (1, nan): nothing ever does; it has no value",
-        ),
-        (
-            (1, 2),
-            (1, [nan]),
-            ValueError,
-            "cannot wait for 'orders' to reach (1, [nan]): nothing ever does; it has (1, 2)",
-        ),
-        (
-            5,
-            "6",
-            TypeError,
-            "cannot tell whether 'orders' has reached '6': it has 5, and '<=' not supported",
-        ),
-        (
-            5,
-            SIGNALLING,
-            TypeError,
-            "cannot tell whether 'orders' has reached Decimal('sNaN'): it has 5, and ",
-        ),
-        (
-            {1},
-            {2},
-            TypeError,
-            "cannot tell whether 'orders' has reached {2}: it has {1}, neither below nor past it",
-        ),
+        (UNKNOWN, nan, ValueError, NEVER + "no value"),
+        (5, nan, ValueError, NEVER + "5"),
+        (5, Decimal("nan"), ValueError, NEVER + "5"),
+        (UNKNOWN, (1, nan), ValueError, NEVER + "no value"),
+        ((1, 2), (1, (2, nan)), ValueError, NEVER + "(1, 2)"),
+        (5, "6", TypeError, "it has 5, and '<=' not supported"),
+        (5, SIGNALLING, TypeError, "it has 5, and "),
+        ({1}, {2}, TypeError, "it has {1}, neither below nor past it"),
     ],
 )
-def test_incomparable_threshold_error_names_value_and_reason(value, threshold, error, message):
-    with pytest.raises(error, match=escape(message)):
+def test_incomparable_threshold_error_names_value_and_reason(value, threshold, error, reason):
+    is_nan = error is ValueError
+    what = "wait for 'orders' to reach" if is_nan else "tell whether 'orders' has reached"
+    with pytest.raises(error, match=escape(f"cannot {what} {threshold!r}: {reason}")):
         has_reached("orders", value, threshold)
 
 
 @pytest.mark.parametrize(
-    ("known", "value", "error", "message"),
+    ("known", "value", "error", "reason"),
     [
-        (
-            UNKNOWN,
-            nan,
-            ValueError,
-            "cannot advance 'orders' to nan: it has no value, and NaN is no value",
-        ),
-        (5, nan, ValueError, "cannot advance 'orders' to nan: it has 5, and NaN is no value"),
-        (
-            5,
-            Decimal("nan"),
-            ValueError,
-            "cannot advance 'orders' to Decimal('NaN'): it has 5, and NaN is no value",
-        ),
-        (
-            (1, 2),
-            (1, nan),
-            ValueError,
-            "cannot advance 'orders' to (1, nan): it has (1, 2), and NaN is no value",
-        ),
-        (5, 4, ValueError, "cannot advance 'orders' to 4: it has 5, and values never go backwards"),
-        (
-            {1},
-            {2},
-            ValueError,
-            "cannot advance 'orders' to {2}: it has {1}, and values never go backwards",
-        ),
-        (5, "6", TypeError, "cannot advance 'orders' to '6': it has 5, and '<=' not supported"),
-        (
-            UNKNOWN,
-            SIGNALLING,
-            TypeError,
-            "cannot advance 'orders' to Decimal('sNaN'): it has no value, and ",
-        ),
+        (UNKNOWN, nan, ValueError, "it has no value, and NaN is no value"),
+        (5, nan, ValueError, "it has 5, and NaN is no value"),
+        (5, Decimal("nan"), ValueError, "it has 5, and NaN is no value"),
+        ((1, 2), (1, nan), ValueError, "it has (1, 2), and NaN is no value"),
+        (5, 4, ValueError, "it has 5, and values never go backwards"),
+        ({1}, {2}, ValueError, "it has {1}, and values never go backwards"),
+        (5, "6", TypeError, "it has 5, and '<=' not supported"),
+        (UNKNOWN, SIGNALLING, TypeError, "it has no value, and "),
     ],
 )
-def test_refused_advance_error_names_value_and_reason(known, value, error, message):
-    queue = ThresholdQueue("orders")
+def test_refused_advance_error_names_value_and_reason(known, value, error, reason):
+    queue, waiters = crowd([7])
     queue.value = known
-    queue.add(waiter := Standing(queue, 7))
-    with pytest.raises(error, match=escape(message)):
+    with pytest.raises(error, match=escape(f"cannot advance 'orders' to {value!r}: {reason}")):
         queue.advance(value)
-    assert queue.value is known and queue.discard(waiter)
+    assert queue.value is known and queue.discard(*waiters)
 
 
 @pytest.mark.parametrize(("value", "next_value"), [(UNKNOWN, 1), (1, 1), (1, 2), ({1}, {1, 2})])
@@ -281,122 +230,33 @@ def test_a_value_may_stay_or_rise(value, next_value):
     assert queue.advance(next_value) == [] and queue.value == next_value
 
 
+OTHERS = "others wait there, and "
+
+
 @pytest.mark.parametrize(
-    ("standing", "threshold", "reason"),
+    ("others", "threshold", "reason"),
     [
-        (3, "text", "others wait there, and '<' not supported"),
-        (3, SIGNALLING, "others wait there, and "),
-        (frozenset({1}), frozenset({2}), "others wait there, and it is neither below nor past"),
+        ([], [1], "cannot wait for 'orders' to reach [1]: unhashable type: 'list'"),
+        ([3], [1], "cannot wait for 'orders' to reach [1]: unhashable type: 'list'"),
+        ([3], "text", f"cannot wait for 'orders' to reach 'text': {OTHERS}'<' not supported"),
+        ([3], SIGNALLING, "cannot wait for 'orders' to reach Decimal('sNaN'): "),
+        ([(1, "a"), (2,), (3,)], (1, 5), f"{OTHERS}'<' not supported"),
+        ([frozenset({1})], frozenset({2}), f"{OTHERS}it is neither below nor past frozenset"),
     ],
 )
-def test_unplaceable_threshold_is_refused_and_changes_nothing(standing, threshold, reason):
-    queue = ThresholdQueue("orders")
-    queue.add(waiter := Standing(queue, standing))
-    with pytest.raises(TypeError, match=reason):
-        queue.add(Standing(queue, threshold))
-    queue._check(who := [])
-    assert who == [waiter]
+def test_unplaceable_threshold_is_refused_and_changes_nothing(others, threshold, reason):
+    queue, waiters = crowd(others)
+    with pytest.raises(TypeError, match=escape(reason)):
+        queue.add(Waiter(threshold))
+    assert queue._check() == waiters and len(queue._heap) == queue.size
 
 
-def test_incomparable_value_removes_no_waiter():
-    queue = ThresholdQueue("orders")
-    queue.add(waiter := Standing(queue, "text"))
-    with pytest.raises(
-        TypeError, match="cannot advance 'orders' to 3: it has no value, and '<=' not supported"
-    ):
-        queue.advance(3)
-    assert queue.value is UNKNOWN and queue.discard(waiter)
-
-
-# Segments
-
-
-def test_long_segment_is_split_in_order():
-    queue = ThresholdQueue("orders")
-    waiters = [Standing(queue, number // 2) for number in range(4 * SEGMENT_CAPACITY)]
-    for waiter in waiters[::-1]:
-        queue.add(waiter)
-    queue._check(standing := [])
-    in_order = [each for pair in zip(waiters[1::2], waiters[::2], strict=True) for each in pair]
-    assert standing == in_order and len(queue.segments) > 2
-    assert not queue.discard(Standing(queue, 0)) and not queue.discard(Standing(queue, 10**6))
-    size = 2 * (SEGMENT_CAPACITY + 1)
-    assert list(flatten(queue.advance(SEGMENT_CAPACITY))) == in_order[:size]
-    queue._check(standing := [])
-    assert standing == in_order[size:]
-    assert list(flatten(queue.clear())) == standing and queue.segments == []
-
-
-# User code that calls back while thresholds are compared or released
-
-
-class Meddling(int):
-    """A threshold whose first comparison calls a function."""
-
-    calls = []  # noqa: RUF012
-
-    def _compare(self):
-        while Meddling.calls:
-            Meddling.calls.pop()()
-
-    def __lt__(self, other):
-        self._compare()
-        return int(self) < int(other)
-
-    def __le__(self, other):
-        self._compare()
-        return int(self) <= int(other)
-
-    def __del__(self):
-        self._compare()
-
-
-@pytest.mark.parametrize("step", ["add", "add equal", "discard", "advance", "take above"])
-@pytest.mark.parametrize("change", ["advance", "clear", "add", "discard", "take above"])
-def test_change_during_comparison_repeats_the_search(step, change):
-    queue = ThresholdQueue("orders")
-    waiters = [Standing(queue, Meddling(number)) for number in range(2, 12, 2)]
-    for waiter in waiters:
-        queue.add(waiter)
-    newcomer = Standing(queue, Meddling(6 if step == "add equal" else 7))
-    other = Standing(queue, Meddling(5))
-    taken = []
-    changes = {
-        "advance": lambda: taken.extend(flatten(queue.advance(Meddling(4)))),
-        "clear": lambda: taken.extend(flatten(queue.clear())),
-        "add": lambda: queue.add(other),
-        "discard": lambda: taken.append(waiters[0]) if queue.discard(waiters[0]) else None,
-        "take above": lambda: taken.extend(flatten(queue.take_above(8))),
-    }
-    Meddling.calls.append(changes[change])
-    if step == "discard":
-        taken += [waiters[2]] if queue.discard(waiters[2]) else []
-    elif step in ("advance", "take above"):
-        six = Meddling(6)
-        part = queue.advance(six) if step == "advance" else queue.take_above(six)
-        taken += flatten(part)
-    else:
-        queue.add(newcomer)
-    assert not Meddling.calls
-    everybody = [*waiters]
-    everybody += [newcomer] * step.startswith("add") + [other] * (change == "add")
-    if queue.segments or queue.value is not UNKNOWN:
-        queue._check(left := [])
-    else:
-        left = []
-    assert sorted(map(id, taken + left)) == sorted(map(id, everybody))
-
-
-def test_released_threshold_finds_consistent_segments():
-    queue = ThresholdQueue("orders")
-    first, second = Standing(queue, Meddling(1)), Standing(queue, Meddling(1))
-    queue.add(first)
-    queue.add(second)
-    queue.discard(first)
-    first.threshold = None  # leaves the segment's reference as the last one
-    queue.add(Standing(queue, 2))
-    Meddling.calls.append(lambda: queue._check([]))
-    assert queue.discard(second)
-    Meddling.calls.clear()
-    queue._check(left := [])
-    assert len(left) == 1
+@pytest.mark.parametrize("place", [0, 1, 10, 100, 999])
+def test_incomparable_value_removes_no_waiter(place):
+    """The value is above the first thresholds, and cannot be compared with one of them."""
+    thresholds = [(number, "text") for number in range(1000)]
+    queue, waiters = crowd(thresholds)
+    with pytest.raises(TypeError, match=r"cannot advance 'orders' to .*: it has no value, and '<"):
+        queue.advance((place, 3))
+    assert queue.value is UNKNOWN and queue._check() == waiters
+    assert queue.advance((1000, "")) == waiters

@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections import Counter
 from decimal import Decimal
-from functools import total_ordering
 from math import inf, nan, nextafter
 from unittest.mock import patch
 
@@ -23,7 +22,6 @@ from purgatory import (
     ThresholdStatistics,
     WrongLoop,
 )
-from purgatory._core import threshold_queue as queue
 from purgatory._core import thresholds as module
 from purgatory._core.threshold_queue import ThresholdQueue
 from purgatory._core.thresholds import _Waiter
@@ -107,35 +105,6 @@ async def test_values_of_any_total_order_work():
             assert await task == high
 
 
-@total_ordering
-class Opaque:
-    """Has an order, but no equality of its own."""
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    def __init__(self, number):
-        self.number = number
-
-    def __lt__(self, other):
-        return self.number < other.number
-
-    def __le__(self, other):
-        return self.number <= other.number
-
-
-@on_virtual_time
-async def test_equally_ordered_thresholds_share_a_place():
-    log = []
-    async with ThresholdPurgatory() as purgatory:
-        await start_waits(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
-        assert [len(segment) for segment in purgatory._queues["key"].segments] == [2]
-        assert purgatory.advance("key", Opaque(1)) == 2
-        assert purgatory.advance("key", Opaque(3)) == 2
-        await iterations(2)
-        assert [number for number, _ in log] == [1, 3, 0, 2]
-
-
 # Refusals
 
 
@@ -144,12 +113,8 @@ async def test_equally_ordered_thresholds_share_a_place():
     ("value", "error", "why"),
     [
         (46, ValueError, "never go backwards"),
-        (nan, ValueError, "NaN"),
-        (Decimal("nan"), ValueError, "NaN is no value"),
-        (Decimal("snan"), TypeError, "InvalidOperation|sNaN"),
+        (nan, ValueError, "NaN is no value"),
         ("x", TypeError, "'<=' not supported"),
-        (None, TypeError, "'<=' not supported"),
-        (1j, TypeError, "'<=' not supported"),
     ],
 )
 async def test_lower_value_is_refused_and_changes_nothing(value, error, why):
@@ -170,38 +135,34 @@ async def test_lower_value_is_refused_and_changes_nothing(value, error, why):
 
 
 @on_virtual_time
-@pytest.mark.parametrize("value", [nan, Decimal("nan"), Decimal("snan")])
-async def test_nan_is_neither_value_nor_threshold(value):
+@pytest.mark.parametrize(
+    ("known", "value"),
+    [
+        (5, nan),
+        (5, Decimal("nan")),
+        (5, Decimal("snan")),
+        ((1, 0), (nan,)),
+        ((1, 0), (1, nan)),
+        ((1, (2, (0, 3))), (1, (2, (nan, 3)))),
+    ],
+)
+async def test_nan_is_neither_value_nor_threshold(known, value):
     async with ThresholdPurgatory() as purgatory:
-        for known in (False, True):
-            if known:
-                purgatory.advance("key", Decimal(5))
-            with pytest.raises(
-                (ValueError, TypeError),
-                match=r"cannot advance 'key' to .*N.N|cannot advance 'key' to nan",
-            ):
-                purgatory.advance("key", value)
-            with pytest.raises((ValueError, TypeError), match="'key'"):
-                await purgatory.wait("key", value, 30)
-            assert counts(purgatory, "keys", "pending") == (known, 0)
-
-
-@on_virtual_time
-async def test_incomparable_value_is_refused_and_changes_nothing():
-    async with ThresholdPurgatory() as purgatory:
-        tasks = await start_waits(
-            purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30)
-        )
-        # The threshold has passed the first value, but cannot be compared with the second.
-        for known in (None, (1, "A")):
-            with pytest.raises(TypeError, match=r"cannot advance 'key' to \(2, 'b'\): it has"):
-                purgatory.advance("key", (2, "b"))
-            assert purgatory.value("key") == known and purgatory.pending == 3
-            purgatory._check()
-            assert purgatory.advance("key", (1, "A")) == 0
-        assert purgatory.advance("key", (2, 5)) == 2
-        assert purgatory.advance("key", (3, 1)) == 1
-        assert await asyncio.gather(*tasks) == [(2, 5), (2, 5), (3, 1)]
+        for has_value in (False, True):
+            if has_value:
+                purgatory.advance("key", known)
+            for advance in (purgatory.advance, purgatory.advance_threadsafe):
+                with pytest.raises((ValueError, TypeError), match="cannot advance 'key' to"):
+                    advance("key", value)
+            for timeout in (None, 30):
+                with pytest.raises((ValueError, TypeError), match="'key'"):
+                    await purgatory.wait("key", value, timeout)
+            await iterations(3)
+            assert counts(purgatory, "keys", "pending") == (has_value, 0)
+        [task] = await start_waits(purgatory, ("key", reached := (9, 9) if known != 5 else 9))
+        with pytest.raises((ValueError, TypeError), match="'key'"):
+            await purgatory.wait("key", value)
+        assert purgatory.advance("key", reached) == 1 and await task == reached
 
 
 @on_virtual_time
@@ -223,10 +184,11 @@ async def test_incomparable_threshold_is_refused_and_changes_nothing():
 
 @on_virtual_time
 async def test_partially_ordered_threshold_is_refused():
+    low, other = frozenset({1, 2}), frozenset({0, 2})
     async with ThresholdPurgatory() as purgatory:
-        [task] = await start_waits(purgatory, ("key", {1, 2}, 30))
-        with pytest.raises(TypeError, match=r"neither below nor past \{1, 2\}"):
-            await purgatory.wait("key", {0, 2})
+        [task] = await start_waits(purgatory, ("key", low, 30))
+        with pytest.raises(TypeError, match=r"neither below nor past frozenset\(\{1, 2\}\)"):
+            await purgatory.wait("key", other)
         purgatory.advance("key", {1})
         with pytest.raises(TypeError, match=r"it has \{1\}, neither below nor past it"):
             await purgatory.wait("key", {2})
@@ -235,6 +197,16 @@ async def test_partially_ordered_threshold_is_refused():
         assert purgatory.value("key") == {1} and purgatory.pending == 1
         purgatory.advance("key", {1, 2, 3})
         assert await task == {1, 2, 3}
+
+
+@on_virtual_time
+@pytest.mark.parametrize("threshold", [[1], {1}, (1, [2])])
+async def test_unhashable_threshold_is_refused_and_changes_nothing(threshold):
+    async with ThresholdPurgatory(max_keys=1) as purgatory:
+        with pytest.raises(TypeError, match=r"cannot wait for 'key' to reach .*: unhashable type"):
+            await purgatory.wait("key", threshold, 30)
+        assert counts(purgatory, "keys", "pending") == (0, 0) and purgatory._wheel.size == 0
+        assert purgatory.advance("other", 1) == 0
 
 
 @on_virtual_time
@@ -384,7 +356,6 @@ async def test_cancelled_task_leaves_nothing():
             assert isinstance(await task, asyncio.CancelledError)
             purgatory._check()
         assert counts(purgatory, "pending", "cancelled") == (1, 4)
-        assert [list(segment) for segment in purgatory._queues["key"].segments] == [[2]]
         tasks[3].cancel()
         await iterations(2)
         assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
@@ -940,9 +911,6 @@ def ends_as_in_the_model(history, drain):
         assert counts(purgatory, "pending", "unanswered", "keys", *model.counts) == at_the_end
         assert purgatory._wheel.size == 0
 
-    small, short = (
-        patch.object(module, "MAX_PER_ITERATION", 3),
-        patch.object(queue, "SEGMENT_CAPACITY", 4),
-    )
-    with small, short, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    small = patch.object(module, "MAX_PER_ITERATION", 3)
+    with small, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(main())

@@ -135,7 +135,7 @@ def in_whatever_order(operations, signals, unit, data) -> None:
         for key, queue in shard.queues.items()
     )
     assert set(shard.queues) == {key for key, _, _ in signals}
-    assert not any(queue.waiters or queue.segments for queue in shard.queues.values())
+    assert not any(queue.waiters or queue.size for queue in shard.queues.values())
     assert shard.event_queue.next_at() is None
 
 

@@ -291,7 +291,7 @@ class Shard:
                     self._store(queue)
                     continue
             else:
-                assert not queue.segments or value < queue.segments[0][0]
+                assert not queue.size or value < queue.lowest
                 if queue.last_at == last_at and queue.known == value:
                     continue
                 if queue.last_at is None:
@@ -398,10 +398,9 @@ class Shard:
         awaited: list[int] = []
         for index, key in enumerate(history.keys.to_pylist()):
             if (queue := self.queues.get(key)) is not None:
-                for segment in queue.segments:
-                    keys.append(index)
-                    lengths.append(len(segment))
-                    awaited += segment
+                keys.append(index)
+                lengths.append(len(queue.by_threshold))
+                awaited += queue.by_threshold
         indexes, thresholds = (
             np.repeat(np.array(keys, np.int64), lengths),
             np.array(awaited, np.int64),

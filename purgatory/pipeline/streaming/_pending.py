@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
 
-from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue, flatten, has_reached
+from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue, has_reached
 
 
 class StreamWaiter:
@@ -47,7 +46,7 @@ class StreamQueue(ThresholdQueue):
         """Raises the value of the key to `value`, and removes the operations that waited for it. A
         lower one has no effect."""
         if not has_reached(self.key, self.value, value):
-            for waiter in cast("Iterator[StreamWaiter]", flatten(self.advance(value))):
+            for waiter in self.advance(value):
                 del self.waiters[waiter.operation_id]
                 yield waiter.operation_id
 
