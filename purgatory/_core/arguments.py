@@ -82,3 +82,11 @@ def check_limit(name: str, number: int | None) -> None:
     """
     if number is not None and index(number) < 1:
         raise ValueError(f"{name} must be at least 1, or None for no limit, got {describe(number)}")
+
+
+def require_exception(action: str, exception: object) -> None:
+    """Raises `TypeError`, which says that `action` cannot be done, unless `exception` is one."""
+    if not isinstance(exception, BaseException):
+        raise TypeError(
+            f"cannot {action} with {describe(exception)}: it is not an instance of an exception"
+        )

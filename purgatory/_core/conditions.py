@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, TypeVar, final
 from purgatory._core.arguments import describe
 from purgatory._core.engine import Engine
 from purgatory._core.errors import OperationCancelled, OperationTimeout
+from purgatory._core.failure import Failure
 from purgatory._core.loop import running_loop
 from purgatory._core.operation import (
     NO_RESULT,
@@ -226,8 +227,11 @@ async def _until_true(
     return value  # type: ignore[no-any-return]
 
 
-def _end_error(condition: Condition[Any], timeout: float | None) -> Exception:
+def _end_error(condition: Condition[Any], timeout: float | None) -> BaseException:
     """Why a wait has ended without a value."""
+    failure = condition._op_result
+    if type(failure) is Failure:
+        return failure.exception.with_traceback(failure.traceback)
     if condition.state is CANCELLED:
         return OperationCancelled(f"{describe(condition)} was cancelled")
     return OperationTimeout(

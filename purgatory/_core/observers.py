@@ -38,7 +38,7 @@ class Cause(Enum):
     CLOSED = "closed"
     """`aclose` of its purgatory."""
     FAILED = "failed"
-    """Its `try_complete` raised."""
+    """Its `try_complete` raised; or `fail` ended it."""
 
     # The hash of enums is a function in Python, and causes are counted in dictionaries.
     __hash__ = object.__hash__

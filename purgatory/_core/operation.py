@@ -441,6 +441,25 @@ def cancel(operation: Operation) -> bool:
         return False
     if not claim(operation, CANCELLED):
         return False
+    _answer_cancelled(operation)
+    return True
+
+
+def fail(operation: Operation, exception: BaseException) -> bool:
+    """As `cancel`, with `exception` as the result."""
+    if operation._op_is_decided():
+        operation.force_complete()
+        return False
+    if not claim(operation, CANCELLED):
+        return False
+    operation._op_result = failure = Failure(exception)
+    failure.retrieved = True  # who ends it so knows the exception
+    _answer_cancelled(operation)
+    return True
+
+
+def _answer_cancelled(operation: Operation) -> None:
+    """Wakes the tasks that await an operation that was cancelled; its observers follow."""
     wake_waiters(operation)
     home = operation._op_home
     if (
@@ -449,7 +468,6 @@ def cancel(operation: Operation) -> bool:
         and not home.dispatcher.is_being_tried(operation)
     ):
         home.dispatcher.finish(operation)
-    return True
 
 
 def finish(operation: Operation) -> None:

@@ -10,7 +10,13 @@ from typing import Any, Generic, TypeVar, cast, final, overload
 from warnings import warn
 
 from purgatory._core import conditions
-from purgatory._core.arguments import check_drain, check_limit
+from purgatory._core.arguments import (
+    check_drain,
+    check_limit,
+    describe,
+    printable,
+    require_exception,
+)
 from purgatory._core.closing import cancel_key, close, in_batches, reopen
 from purgatory._core.engine import Engine
 from purgatory._core.kernel import compiled, fields
@@ -25,6 +31,7 @@ from purgatory._core.operation import (
     abandon,
     add_owner,
     cancel,
+    fail,
     has_result,
     not_completed,
     try_failed,
@@ -430,6 +437,37 @@ class Purgatory(Generic[Op]):
         """
         self._engine.bind("cancel what watches {}", key)
         return cast("list[Op]", await in_batches(cancel_key(self._engine, key)))
+
+    def fail(self, key: Hashable, exception: BaseException) -> int:
+        """Ends the operations that watch `key`, whatever else they watch; tasks that await one get
+        `exception`. New ones may be watched.
+
+        Args:
+            exception: an instance; each task raises it.
+
+        Returns:
+            How many operations it ended. A receiver that `deliver` has counted gets its value.
+
+        Cost: O(operations that watch `key`), at once.
+
+        Raises:
+            TypeError: `exception` is not an exception (a class, for instance); or `key` is not
+                hashable.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        require_exception(f"fail what watches {describe(key)}", exception)
+        self._engine.bind("fail what watches {}", key)
+        return sum(fail(each, exception) for each in self._engine.watchers.operations(key))
+
+    def fail_all(self, exception: BaseException) -> int:
+        """As `fail`, for the operations of all keys: when a connection is lost, those who wait for
+        its replies want that error. Cost: O(all operations), at once."""
+        require_exception(f"fail {printable(self.name)}", exception)
+        self._engine.bind(f"fail {printable(self.name)}")
+        watchers, count = self._engine.watchers, 0
+        for key in list(watchers.by_key):
+            count += sum(fail(each, exception) for each in watchers.operations(key))
+        return count
 
     async def aclose(self, drain: float = 0.0) -> list[Op]:
         """Refuses new operations, lets the pending ones end by themselves for a while, then cancels

@@ -33,7 +33,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._core import logs
-from purgatory._core.arguments import check_drain, check_limit, describe, printable, seconds
+from purgatory._core.arguments import (
+    check_drain,
+    check_limit,
+    describe,
+    printable,
+    require_exception,
+    seconds,
+)
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import (
     OperationCancelled,
@@ -320,11 +327,7 @@ class ThresholdPurgatory(Generic[K, V]):
                 hashable; or `above` cannot be compared with the thresholds.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
-        if not isinstance(exception, BaseException):
-            raise TypeError(
-                f"cannot fail {describe(key)} with {describe(exception)}: it is not an instance "
-                "of an exception"
-            )
+        require_exception(f"fail {describe(key)}", exception)
         self._bind("fail {}", key)
         queue = self._queues.get(key)
         if queue is None:

@@ -40,6 +40,8 @@ TABLE: dict[type, dict[str, tuple[str, Callable[[Any], Any]]]] = {
         "checkAndComplete": (REFUSED, lambda it: it.checkAndComplete("key")),
         "cancel_for_key": (REFUSED, lambda it: it.cancel_for_key("key")),
         "acancel_for_key": (REFUSED, lambda it: it.acancel_for_key("key")),
+        "fail": (REFUSED, lambda it: it.fail("key", ValueError())),
+        "fail_all": (REFUSED, lambda it: it.fail_all(ValueError())),
         "aclose": (REFUSED, lambda it: it.aclose()),
         "check_and_complete_threadsafe": (
             ANY,
