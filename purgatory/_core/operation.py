@@ -31,6 +31,7 @@ from abc import ABC, abstractmethod
 from asyncio import Future, InvalidStateError, get_running_loop
 from collections.abc import Generator, Hashable
 from contextlib import suppress
+from inspect import iscoroutinefunction
 from math import inf, isinf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
@@ -397,6 +398,11 @@ def owner_has_left(operation: Operation) -> bool:
 def not_completed(operation: Operation) -> TypeError:
     """The error of a try that returned true without completing: the operation would wait until its
     deadline."""
+    if iscoroutinefunction(operation.try_complete):
+        return TypeError(
+            f"try_complete of {describe(operation)} is async, and hooks are plain functions: for a "
+            "condition that awaits, use `wait_for` with an async predicate"
+        )
     return TypeError(
         f"try_complete of {describe(operation)} returned true, but did not call force_complete()"
     )

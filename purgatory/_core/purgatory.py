@@ -221,7 +221,10 @@ class Purgatory(Generic[Op]):
         engine = self._engine
         if running_loop() is not engine.loop:
             engine.bind("check {}", key, "check_and_complete_threadsafe")
-        operation = engine.by_key.get(key)
+        try:
+            operation = engine.by_key.get(key)
+        except TypeError as error:
+            raise TypeError(f"cannot check {describe(key)}: {error}") from error
         dispatcher = engine.dispatcher
         if dispatcher.current is not None:
             engine.check_later(key)

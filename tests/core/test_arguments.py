@@ -11,6 +11,7 @@ from helpers import Probe, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import (
+    DelayedOperation,
     IdleTracker,
     OperationState,
     OperationTimeout,
@@ -237,6 +238,23 @@ async def test_coroutine_as_predicate_is_refused_by_name():
         coroutine = is_true()
         says(await outcome(purgatory.wait_for(coroutine, ["a"])), "predicate")
         coroutine.close()
+
+
+@on_virtual_time
+async def test_unhashable_key_of_a_check_is_named(purgatory):
+    with pytest.raises(TypeError, match=r"cannot check \['tea'\]: unhashable type: 'list'"):
+        purgatory.check_and_complete(["tea"])
+
+
+@on_virtual_time
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_async_try_is_named_as_the_cause(purgatory):
+    class Mistaken(DelayedOperation):
+        async def try_complete(self):
+            return True
+
+    with pytest.raises(TypeError, match=r"<Mistaken .*> is async, and hooks are plain functions"):
+        await purgatory.wait(Mistaken(5), ["key"])
 
 
 @on_virtual_time
