@@ -22,7 +22,7 @@ activity.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from math import ceil, inf
+from math import ceil
 from typing import Final, Generic, Self, TypeVar, final
 
 from purgatory._core.arguments import describe, seconds
@@ -153,8 +153,7 @@ class IdleTracker(Generic[Id]):
         entry = self._entries.pop(id, None)
         if entry is None:
             return False
-        if not self._loop_wheel.wheel.remove(entry):
-            entry._timer_deadline = inf  # it is about to expire: see `_expire`
+        self._loop_wheel.wheel.remove(entry)
         return True
 
     def close(self) -> None:
@@ -210,32 +209,14 @@ class IdleTracker(Generic[Id]):
         self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
 
     def _track(self, id: Id) -> None:  # noqa: A002
-        now, wheel = self._time(), self._loop_wheel.wheel
+        now = self._time()
         entry: _TrackedId[Id] = _TrackedId(self, id)
-        wheel.add(entry, now + self._timeout, now)
-        # Look `id` up after all that allocates: a finalizer may have touched it, or have closed the
-        # tracker.
-        try:
-            known = self._entries.setdefault(id, entry)
-        except BaseException:  # of `id.__eq__`
-            wheel.remove(entry)
-            raise
-        if known is not entry:
-            wheel.remove(entry)
-        elif self._closed or entry._timer_chunk is None:
-            self._entries.pop(id, None)
-            wheel.remove(entry)
-            self._bind("touch {}", id)
+        self._loop_wheel.wheel.add(entry, now + self._timeout, now)
+        self._entries[id] = entry
 
     def _expire(self, entry: _TrackedId[Id]) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""
-        now, id_ = self._time(), entry.key
-        if self._closed or entry._timer_deadline > now:
-            # A callback of the collector came between the wheel and this, and has closed the
-            # tracker, touched the id, or removed it.
-            if not self._closed and entry._timer_deadline < inf:
-                self._loop_wheel.wheel.add(entry, entry._timer_deadline, now)
-            return
+        id_ = entry.key
         self._entries.pop(id_, None)
         try:
             self._on_idle(id_)

@@ -232,8 +232,8 @@ class Timeout(TimerEntry):
             self._handle = None
 
     def _timer_expired(self) -> None:
-        if self._state is not ENTERED or self._timer_chunk is not None or self._when is None:
-            return  # a finalizer has rescheduled it, since it left the wheel
+        if self._state is not ENTERED:
+            return  # a finalizer has left it, since it left the wheel
         self._handle = None
         self._state = EXPIRING
         self._task.cancel()

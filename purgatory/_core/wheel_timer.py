@@ -87,19 +87,13 @@ class TimerTask(TimerEntry):
             raise RuntimeError(f"cannot reschedule {describe(self)} to {describe(when)}: {state}")
         if running_loop() is not timer._loop:
             timer._bind("reschedule {}", self)
-        # It has left the wheel if this is called by a finalizer, just before the callback.
-        is_waiting = self._timer_chunk is not None
-        (timer._wheel.reschedule if is_waiting else timer._wheel.add)(self, when, timer._time())
+        timer._wheel.reschedule(self, when, timer._time())
 
     def _timer_expired(self) -> None:
-        callback, timer = self._callback, self._timer
-        if callback is None or self._timer_chunk is not None:
-            return  # a finalizer has cancelled it, or rescheduled it
-        if timer._closed:  # by a finalizer, before it was added to the wheel
-            self.cancel()
-            return
-        self._callback = CALLED
-        callback()
+        callback = self._callback
+        if callback is not None:  # else a finalizer has cancelled it, since it left the wheel
+            self._callback = CALLED
+            callback()
 
     def __repr__(self) -> str:
         if self._callback is None or self._callback is CALLED:

@@ -532,23 +532,6 @@ def take_out(limit: Timeout) -> None:
 
 
 @on_virtual_time
-@pytest.mark.parametrize("when", [None, 50.0, 0.0])
-async def test_timeout_rescheduled_just_before_expiry_expires_later(when: float | None) -> None:
-    loop, expired = asyncio.get_running_loop(), False
-    try:
-        async with timeout(10) as limit:
-            take_out(limit)
-            limit.reschedule(when)
-            limit._timer_expired()
-            assert limit.expired() is (when == 0.0)
-            await asyncio.sleep(100)
-    except TimeoutError:
-        expired = True
-    assert (expired, loop.time()) == (when is not None, 100 if when is None else when)
-    await iterations(3)
-
-
-@on_virtual_time
 async def test_timeout_left_just_before_expiry_does_not_expire() -> None:
     async with timeout(10) as limit:
         take_out(limit)

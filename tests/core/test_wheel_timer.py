@@ -334,29 +334,6 @@ async def test_task_cancelled_just_before_call_is_skipped() -> None:
     assert not seen
 
 
-@on_virtual_time
-async def test_task_rescheduled_just_before_its_call_waits() -> None:
-    timer, seen = WheelTimer(), list[int]()
-    task = timer.call_later(1, seen.append, 1)
-    take_out(timer, task)
-    task.reschedule(5)
-    task._timer_expired()
-    assert timer.size == 1 and not seen
-    await asyncio.sleep(5.5)
-    assert seen == [1]
-
-
-@on_virtual_time
-async def test_task_added_to_closed_timer_is_not_called() -> None:
-    """A finalizer may close the timer while the bucket of the task is opened."""
-    timer, seen = WheelTimer(), list[int]()
-    arm = timer._loop_wheel._arm
-    timer._wheel._arm = lambda bucket: (timer.close(), arm(bucket))
-    task = timer.call_later(1, seen.append, 1)
-    await asyncio.sleep(2)
-    assert not seen and task.cancelled() and timer.size == 0
-
-
 # The wrong loop
 
 
