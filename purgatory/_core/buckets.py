@@ -135,11 +135,8 @@ class Bucket:
     def writable_chunk(self) -> Chunk:
         """The chunk to which entries are added: a new one if the last is full."""
         if len(self.chunk) >= CHUNK_CAPACITY:
-            new = Chunk(self.chunk.wheel)
-            # Allocating may run a finalizer, which may have replaced the chunk.
-            if len(self.chunk) >= CHUNK_CAPACITY:
-                self.full_chunks = [*filter(None, self.full_chunks), self.chunk]
-                self.chunk = new
+            self.full_chunks = [*filter(None, self.full_chunks), self.chunk]
+            self.chunk = Chunk(self.chunk.wheel)
         return self.chunk
 
     def chunks(self) -> list[Chunk]:

@@ -33,8 +33,7 @@ moves to the next one.
 Deadlines are checked where they enter: `add` and `reschedule` refuse NaN and store a float. So no
 deadline can make `begin_iteration` or `next_due` raise, which would block all other entries.
 
-Allocating may run a finalizer (from CPython 3.12 on a call may, too), which may add, remove or
-clear. So a look-up before an allocation is repeated after it.
+Allocating may run a finalizer (from CPython 3.12 on a call may, too), which may remove entries.
 
 Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka,
 `util/timer/TimingWheel.java`, where the heap of buckets is a `DelayQueue`.
@@ -280,15 +279,13 @@ class TimingWheel:
         number = due_tick // level.tick
         bucket = level.buckets.get(number)
         if bucket is None:
-            new = Bucket(level, number, self._generation, Chunk(self))
-            self._arm(new)
-            # A finalizer may have opened the bucket meanwhile.
-            bucket = level.buckets.setdefault(number, new)
-            if bucket is new:
-                if depth == 0:
-                    heappush(self._due, (bucket.start_tick, bucket))
-                else:
-                    heappush(self._wide, (bucket.wake_tick, depth, bucket))
+            bucket = Bucket(level, number, self._generation, Chunk(self))
+            self._arm(bucket)
+            level.buckets[number] = bucket
+            if depth == 0:
+                heappush(self._due, (bucket.start_tick, bucket))
+            else:
+                heappush(self._wide, (bucket.wake_tick, depth, bucket))
         return bucket
 
     @property
