@@ -184,7 +184,7 @@ async def rows_deleted(run: Run) -> None:
 
 def database_of(run: Run) -> sqlite3.Connection:
     [path] = run.store.glob("purgatory.*.sqlite")
-    return sqlite3.connect(path, timeout=10.0)
+    return sqlite3.connect(path, timeout=60.0)
 
 
 def back_up(run: Run) -> Callable[[], None]:
@@ -253,11 +253,11 @@ async def snapshots(url: str) -> list[StreamBackup]:
             inbox, chunks = client.new_inbox(), list[bytes]()
             received = await client.subscribe(inbox)
             wanted = json.dumps({"deliver_subject": inbox}).encode()
-            reply = await client.request(f"$JS.API.STREAM.SNAPSHOT.{stream}", wanted, timeout=10)
+            reply = await client.request(f"$JS.API.STREAM.SNAPSHOT.{stream}", wanted, timeout=60)
             about = json.loads(reply.data)
             if "error" in about:  # the stream does not exist yet
                 continue
-            while chunk := await received.next_msg(timeout=10):
+            while chunk := await received.next_msg(timeout=60):
                 if not chunk.data:
                     break
                 chunks.append(chunk.data)
@@ -279,11 +279,11 @@ async def restored(url: str, backups: list[StreamBackup]) -> None:
         for backup in backups:
             answer = {"error": ""}
             while "error" in answer:  # a worker has created a new stream meanwhile
-                await client.request(f"$JS.API.STREAM.DELETE.{backup.stream}", timeout=10)
+                await client.request(f"$JS.API.STREAM.DELETE.{backup.stream}", timeout=60)
                 subject = f"$JS.API.STREAM.RESTORE.{backup.stream}"
-                answer = json.loads((await client.request(subject, backup.about, timeout=10)).data)
+                answer = json.loads((await client.request(subject, backup.about, timeout=60)).data)
                 for chunk in (*backup.chunks, b"") if "error" not in answer else ():
-                    reply = await client.request(answer["deliver_subject"], chunk, timeout=10)
+                    reply = await client.request(answer["deliver_subject"], chunk, timeout=60)
                     if not chunk:
                         answer = json.loads(reply.data)
     finally:

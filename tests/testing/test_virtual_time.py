@@ -383,7 +383,7 @@ def test_abandoned_anyio_thread_delays_no_later_run() -> None:
 
         def work() -> None:
             loop.call_soon_threadsafe(scope.cancel)
-            release.wait(30)
+            release.wait(60)
 
         with anyio.CancelScope() as scope:
             await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
