@@ -76,6 +76,7 @@ from purgatory.relay._postgresql_queries import (
     ANNOUNCEMENT_KEY,
     ANNOUNCEMENTS,
     BEGIN_EPOCH,
+    CALLERS_SETTINGS,
     CHANNEL,
     COLUMNS,
     CREATE,
@@ -88,6 +89,7 @@ from purgatory.relay._postgresql_queries import (
     READ,
     RENEW,
     SAMPLE,
+    SETTINGS,
     SETTLE,
     SETTLED,
     SETTLED_COLUMNS,
@@ -349,6 +351,7 @@ class PostgresStore:
         """See `Store.write`. Errors of the caller's connection are raised as they are."""
         if connection is not None:
             self._check_connection(connection)
+            await self._check_isolation(connection)
             return await self._write(connection, changes)
         async with self._connection(self._writer) as own:
             try:
@@ -361,6 +364,21 @@ class PostgresStore:
         if not hasattr(connection, "fetchrow"):
             raise TypeError(
                 f"connection must be an asyncpg connection to {self.address}, got {connection!r}"
+            )
+
+    async def _check_isolation(self, connection: Any) -> None:
+        """Checks that a write in the caller's transaction sees the current floor: the snapshot of
+        a stricter level may be older than a forgotten key."""
+        isolation, strings = await connection.fetchrow(CALLERS_SETTINGS)
+        if isolation not in ("read committed", "read uncommitted"):
+            raise ValueError(
+                f"connection must have a READ COMMITTED transaction at {self.address}, "
+                f"got {isolation.upper()}"
+            )
+        if strings != "on":
+            raise ValueError(
+                f"connection must have standard_conforming_strings = on at {self.address}, "
+                f"got {strings}"
             )
 
     async def _write_unlocked(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
@@ -576,8 +594,8 @@ class Listener(NamedTuple):
 
 @final
 class PooledConnection:
-    """One connection, used by one task at a time. An error or a cancellation terminates it;
-    `connect` then opens a new one."""
+    """One connection with the settings of `SETTINGS`, used by one task at a time. An error or a
+    cancellation terminates it; `connect` then opens a new one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -592,7 +610,7 @@ class PooledConnection:
                     self._url, server_settings={"application_name": "purgatory.relay"}
                 )
                 try:
-                    await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
+                    await connection.execute(SETTINGS.format(lock_timeout=LOCK_TIMEOUT))
                 except BaseException:
                     connection.terminate()
                     raise

@@ -13,6 +13,35 @@ ANNOUNCEMENT_KEY: Final = b"\xf8"
 """First byte of the key of an announcement; the process's id follows. The time, in ms, is in
 `version`, and the announcement in `epoch`. No UTF-8 text begins with this byte or a higher one."""
 
+SETTINGS: Final = """
+    SET statement_timeout = 0;
+    SELECT pg_catalog.set_config('search_path', coalesce(
+        pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', '), ''), false)
+    FROM pg_catalog.unnest(pg_catalog.array_remove(
+        pg_catalog.current_schemas(false), 'pg_catalog')) AS schema;
+    SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
+        ('default_transaction_isolation', 'read committed'),
+        ('default_transaction_read_only', 'off'),
+        ('standard_conforming_strings', 'on'),
+        ('lock_timeout', '{lock_timeout}'),
+        ('transaction_timeout', '0'),
+        ('idle_in_transaction_session_timeout', '10s'),
+        ('idle_session_timeout', '0')
+    ) AS settings (name, wanted) USING (name)
+    WHERE name <> 'default_transaction_read_only'
+        OR source IN ('database', 'user', 'database user')
+"""
+"""Sets what the queries depend on, whatever the role or the database has set. A server that is
+read-only as a whole stays so. The `search_path` keeps its schemas, which have the tables, but
+`pg_catalog` is searched first. Settings that a server lacks are left out (`idle_session_timeout` is
+of PostgreSQL 14, `transaction_timeout` of 17).
+
+These are statements and no parameters of the connection, because PgBouncer refuses the latter."""
+
+CALLERS_SETTINGS: Final = """
+    SELECT current_setting('transaction_isolation'), current_setting('standard_conforming_strings')
+"""
+
 COLUMNS: Final = ["key bytea", "version int8", "changed xid8", "epoch text"]
 
 SETTLED_COLUMNS: Final = ["key bytea", "token bytea", "expires timestamptz", "value bytea"]

@@ -381,7 +381,8 @@ class Relay:
             key: a key, written or not.
             connection: only for PostgreSQL: the caller's asyncpg connection. The version is raised
                 in its transaction, and published if and only if that transaction commits; until
-                then other writes to the key wait.
+                then other writes to the key wait. The transaction must be READ COMMITTED. Takes two
+                round trips.
 
         Returns:
             The version allotted by the store, different for each call.
@@ -390,7 +391,9 @@ class Relay:
             RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
                 the relay is not open. If the message says so, the version may have been raised.
             TypeError: the store does not support `connection`, or not of this type.
-            OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
+            ValueError: the key is out of bounds; or the transaction of `connection` is not READ
+                COMMITTED, and nothing was written.
+            OperationCancelled, PurgatoryClosed, WrongLoop: as with `wait`.
         """
         self._require_open("bump", key)
         return await self._client.change("bump", Change(key, 0, 1), connection)

@@ -66,6 +66,31 @@ def test_relay_takes_two_connections_and_releases_them(
     run(main)
 
 
+def test_settings_of_the_database_change_nothing_behind_the_pooler(
+    run: Runner, servers: tuple[PostgresServer, PgBouncer]
+) -> None:
+    postgres, pooler = servers
+    settings = ["default_transaction_isolation", "default_transaction_read_only"]
+
+    async def main() -> None:
+        async with opened(pooler) as relay:
+            connection = relay._store._writer._connection  # type: ignore[attr-defined]
+            shown = [await connection.fetchval(f"SHOW {name}") for name in settings]
+            assert shown == ["read committed", "off"]
+            assert await relay.bump("settings") == 1
+
+    for name, value in zip(settings, ("serializable", "on"), strict=True):
+        postgres.run(f"ALTER DATABASE postgres SET {name} = '{value}'")
+    try:
+        pooler.kill()  # its connections to the server have the old settings
+        pooler.start()
+        run(main)
+    finally:
+        postgres.run("SET transaction_read_only = off; ALTER DATABASE postgres RESET ALL")
+        pooler.kill()
+        pooler.start()
+
+
 def test_waits_outlive_a_pooler_that_is_killed(
     run: Runner, servers: tuple[PostgresServer, PgBouncer]
 ) -> None:

@@ -18,6 +18,7 @@ from servers import TIMEOUT, PostgresServer, postgres_server
 from purgatory import Ended, Purgatory, RelayUnavailable, relay
 from purgatory.relay import Change, Relay, _postgresql
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
+from purgatory.relay._postgresql_queries import FORGET, LOCK
 
 pytestmark = pytest.mark.slow
 
@@ -348,5 +349,111 @@ def test_keys_too_long_for_a_message_are_found(run: Runner, postgres: PostgresSe
             await knows(here, *keys)
             await asyncio.gather(*(there.bump(key) for key in keys))
             assert await asyncio.gather(*waits) == [1] * 50
+
+    run(main)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_strict_role_gets_no_number_twice(
+    run: Runner, postgres: PostgresServer, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_postgresql, "LOCK_TIMEOUT", int(TIMEOUT * 1_000))
+    role = level.replace(" ", "_")
+    postgres.run(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    postgres.run(f"ALTER ROLE {role} SET default_transaction_isolation = '{level}'")
+
+    async def main() -> None:
+        url = postgres.url.replace("tester", role)
+        async with opened(url) as here, connected(postgres.url) as connection:
+            assert await here.advance("a", 41) == 41
+            query = here._store._query  # type: ignore[attr-defined]
+            async with connection.transaction():
+                await connection.execute(query(LOCK))
+                bumping = asyncio.create_task(here.bump("a"))
+                waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                while not await connection.fetchval(waiting):
+                    await asyncio.sleep(0.01)
+                await connection.fetchval(query(FORGET), [b"a"], "0", 1)
+            assert await bumping == 42
+
+    run(main)
+
+
+HOSTILE_SETTINGS = {
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "standard_conforming_strings": "off",
+    "statement_timeout": "5",  # enough for a SET
+    "lock_timeout": "1",
+    "idle_in_transaction_session_timeout": "1",
+    "idle_session_timeout": "1",
+    "search_path": "hostile, pg_catalog",
+}
+
+
+@pytest.mark.parametrize("kind", ["ROLE hostile", "DATABASE hostile"])
+def test_settings_of_role_or_database_change_nothing(
+    run: Runner, postgres: PostgresServer, kind: str
+) -> None:
+    async def main() -> None:
+        postgres.run("CREATE ROLE hostile LOGIN SUPERUSER")
+        postgres.run("CREATE DATABASE hostile")
+        url = postgres.url.replace("tester", "hostile").replace("/postgres", "/hostile")
+        async with connected(url) as connection:
+            await connection.execute(
+                "CREATE SCHEMA hostile; CREATE FUNCTION hostile.pg_notify(text, text) RETURNS int "
+                "LANGUAGE plpgsql AS $$ BEGIN RAISE 'not the server''s function'; END $$"
+            )
+        for name, value in HOSTILE_SETTINGS.items():
+            quoted = value if name == "search_path" else f"'{value}'"
+            postgres.run(f"ALTER {kind} SET {name} = {quoted}")
+        async with opened(url) as here, opened(url, prefix=here._store._prefix) as there:  # type: ignore[attr-defined]
+            waiting = asyncio.create_task(there.wait("a", 0))
+            await knows(there, "a")
+            assert await here.bump("a") == 1
+            assert await waiting == 1
+            await here.forget("a")
+            assert await here.bump("b") == 2
+            assert await here.deliver("a", b"value", ttl=TIMEOUT)
+            assert await there.receive("a") == b"value"
+            shown = [
+                [await connection.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS]
+                for connection in (
+                    pooled._connection
+                    for pooled in (here._store._writer, there._store._reader)  # type: ignore[attr-defined]
+                )
+            ]
+        assert shown == [["read committed", "off", "on", "0", "50ms", "10s", "0", "hostile"]] * 2
+
+    try:
+        run(main)
+    finally:
+        postgres.run("DROP DATABASE hostile WITH (FORCE)")
+        postgres.run("DROP ROLE hostile")
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ("TRANSACTION ISOLATION LEVEL REPEATABLE READ", "READ COMMITTED .*got REPEATABLE READ"),
+        ("TRANSACTION ISOLATION LEVEL SERIALIZABLE", "READ COMMITTED .*got SERIALIZABLE"),
+        ("standard_conforming_strings = off", "standard_conforming_strings = on .*got off"),
+    ],
+)
+def test_unsafe_transaction_of_the_caller_is_refused(
+    run: Runner, postgres: PostgresServer, setting: str, match: str
+) -> None:
+    async def main() -> None:
+        async with opened(postgres.url) as here, connected(postgres.url) as connection:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL {setting.removeprefix('SET ')}")
+                for call in (here.bump, here.advance):
+                    words = ("a", 7) if call == here.advance else ("a",)
+                    with pytest.raises(ValueError, match=match):
+                        await call(*words, connection=connection)
+                assert await connection.fetchval("SELECT 1") == 1  # the transaction goes on
+            assert await here.version("a") == 0
+            async with connection.transaction(isolation="read_committed"):
+                assert await here.bump("a", connection=connection) == 1
 
     run(main)
