@@ -313,7 +313,8 @@ class RedisStore:
             if first <= slot <= last:
                 parts = urlsplit(self._url)
                 # The host is empty if a node does not know its own name.
-                known = host.decode() if host else parts.hostname
+                known = host.decode() if host else parts.hostname or ""
+                known = f"[{known}]" if ":" in known else known  # IPv6
                 netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
                 return Redis.from_url(
                     urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from loops import Runner
+from relay_proxy import Proxy
 from relay_waits import bumped, knows, set_timeout, until
 from servers import (
     TIMEOUT,
@@ -325,58 +326,6 @@ def test_readonly_server_counts_as_disconnected(run: Runner, server: Any) -> Non
             assert await here.bump("a") == 2
 
     run(main)
-
-
-class Proxy:
-    """Passes on data, until it drops all data of the present connections without closing them, as
-    a firewall may."""
-
-    def __init__(self, server: Any) -> None:
-        self.server = server
-        self.open: list[list[asyncio.StreamWriter]] = []
-        self.silent: list[list[asyncio.StreamWriter]] = []
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.has_ended = False
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        both = [writer]
-        self.open.append(both)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        if self.has_ended:
-            far_writer.close()
-            return
-        both.append(far_writer)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self.pass_on(source, sink, both))
-            self.tasks.add(task)
-
-    async def pass_on(
-        self,
-        source: asyncio.StreamReader,
-        sink: asyncio.StreamWriter,
-        both: list[asyncio.StreamWriter],
-    ) -> None:
-        while data := await source.read(1 << 16):
-            if both not in self.silent:
-                sink.write(data)
-        if both not in self.silent:
-            sink.close()
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        listener = await asyncio.start_server(self.serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        try:
-            yield self.server.url.replace(str(self.server.port), str(port))
-        finally:
-            self.has_ended = True
-            listener.close()
-            for task in self.tasks:
-                task.cancel()
-            for both in self.open:
-                for writer in both:
-                    writer.close()
-            await asyncio.sleep(0.01)
 
 
 def test_probe_finds_silently_dead_connection(run: Runner, server: Any) -> None:
