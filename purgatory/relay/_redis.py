@@ -26,7 +26,7 @@ relay uses only one node.
 import re
 from asyncio import Future, get_running_loop
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
@@ -39,7 +39,7 @@ try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+    from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
@@ -51,6 +51,12 @@ from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refus
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
 """Matches the errors for missing rights, of all versions of the servers, also from scripts."""
+
+DEMOTION: Final = re.compile("READONLY|MASTERDOWN")
+"""Matches the errors of a replica, also from scripts."""
+
+DROP_INTERVAL: Final = 1.0
+"""Seconds between two drops of connections, while the address still leads to the replica."""
 
 MAX_ROWS_PER_READ: Final = 5_000
 """Limit of changes per read."""
@@ -252,6 +258,8 @@ class RedisStore:
             f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
         )
         self._quiet_channel = f"{self._channel}:quiet"
+        self._may_drop_at = 0.0
+        """Loop time from which connections to a replica may be dropped again."""
         self._is_interested = True
         self._pubsub: Any = None
         """The subscriptions, while it listens."""
@@ -296,11 +304,26 @@ class RedisStore:
                 raise ValueError(
                     f"cannot use {names} at {self.address}: it is not a relay's, and was left alone"
                 ) from error
+            if DEMOTION.search(str(error)) or isinstance(error, ReadOnlyError):
+                await self._drop_connections()
             if isinstance(error, ResponseError) and self._client is not self._seed:
                 self._client = None  # on a cluster the keys may have moved
             if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
                 kind = Refused if REFUSAL.search(str(error)) else NotWritten
             raise kind(f"cannot use {self.address}: {error}") from error
+
+    async def _drop_connections(self) -> None:
+        """Drops the subscription and all idle connections: this server is a replica now, and the
+        address may lead to another one. Other commands in flight get the same answer."""
+        now = get_running_loop().time()
+        if now < self._may_drop_at:
+            return
+        self._may_drop_at = now + DROP_INTERVAL
+        with suppress(RedisError, OSError):  # some connection was lost already
+            if self._pubsub is not None and self._pubsub.connection is not None:
+                await self._pubsub.connection.disconnect(nowait=True)
+            if self._client is not None:
+                await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def _find_server(self) -> Redis:
         info: dict[str, Any] = await self._seed.info("cluster")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 
@@ -35,9 +35,10 @@ class Proxy:
         sink: asyncio.StreamWriter,
         both: list[asyncio.StreamWriter],
     ) -> None:
-        while data := await source.read(1 << 16):
-            if both not in self.silent:
-                sink.write(data)
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                if both not in self.silent:
+                    sink.write(data)
         if both not in self.silent:
             sink.close()
 

@@ -343,6 +343,38 @@ def test_probe_finds_silently_dead_connection(run: Runner, server: Any) -> None:
     run(main)
 
 
+def test_demoted_server_is_left_for_the_new_primary(
+    run: Runner, redis: RedisServer, tmp_path: Path
+) -> None:
+    async def main(other: RedisServer) -> None:
+        proxy = Proxy(redis)
+        async with proxy.serving() as url, pair(url) as (here, there):
+            assert await there.bump("a") == 1
+            waiting = asyncio.create_task(here.wait("b", 0))
+            await knows(here, "b")
+            other.ask("REPLICAOF", "127.0.0.1", str(redis.port))
+            await until(lambda: b"master_link_status:up" in other.ask("INFO"))
+            connections = list(proxy.open)
+            other.ask("REPLICAOF", "NO", "ONE")
+            redis.ask("REPLICAOF", "127.0.0.1", str(other.port))
+            await until(lambda: b"master_link_status:up" in redis.ask("INFO"))
+            bumping = [asyncio.create_task(relay.bump("a")) for relay in (here, there)]
+            await until(lambda: len(proxy.open) > len(connections))
+            assert not any(bump.done() for bump in bumping)
+            proxy.server = other
+            assert sorted(await asyncio.gather(*bumping)) == [2, 3]
+            await waiting  # with the version when the new epoch began
+            again = asyncio.create_task(here.wait("c", 0))
+            assert await there.bump("c") == await again == 1
+            await until(lambda: b"connected_slaves:1" in other.ask("INFO"))
+            assert await here.deliver("a", b"value", ttl=TIMEOUT)
+            assert other.ask("EXISTS", f"{{{here._store._prefix}}}:settled:a") == b":1\r\n"  # type: ignore[attr-defined]
+
+    (tmp_path / "other").mkdir()
+    with redis_server(tmp_path / "other") as other:
+        run(lambda: main(other))
+
+
 def test_flushall_ends_waits_in_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
