@@ -184,7 +184,7 @@ class Poll(PollWait):
             `SATISFIED` with the value; `REFUSED` if the relay is unavailable; or another ending.
 
         Raises:
-            RuntimeError: this poll waits already.
+            RuntimeError: this poll waits already, or the relay was never opened.
             TypeError, ValueError, WrongLoop: as `Relay.receive`.
             BaseException: the exception of the server's `receive`.
         """

@@ -123,7 +123,7 @@ class Versions(Generic[K]):
         """Distinguishes these numbers from others.
 
         Raises:
-            RelayUnavailable: the versions come from a relay that was never open.
+            RuntimeError: the versions come from a relay that was never open.
         """
         return self._epoch if self.relay is None else self.relay.epoch
 

@@ -286,8 +286,8 @@ class Relay:
         Raises:
             OperationTimeout: a `TimeoutError`; no such version was received in time.
             OperationCancelled: `aclose` ended the wait.
-            PurgatoryClosed: `aclose` was called before.
-            RelayUnavailable: the relay is not open yet.
+            RuntimeError: the relay was never opened; a `PurgatoryClosed` after `aclose`.
+            RelayUnavailable: the relay is being opened.
             ValueError, TypeError: an argument is out of bounds or of a wrong type.
             WrongLoop: called on another loop than the relay's.
         """
@@ -360,8 +360,8 @@ class Relay:
         forgotten.
 
         Raises:
-            RelayUnavailable: the store is unavailable, or the relay is not open.
-            OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+            RelayUnavailable: the store is unavailable, or the relay is being opened.
+            OperationCancelled, RuntimeError, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         sync = self._require_open("read", key)
         try:
@@ -389,11 +389,11 @@ class Relay:
 
         Raises:
             RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
-                the relay is not open. If the message says so, the version may have been raised.
+                the relay is being opened. If the message says so, the version may have been raised.
             TypeError: the store does not support `connection`, or not of this type.
             ValueError: the key is out of bounds; or the transaction of `connection` is not READ
                 COMMITTED, and nothing was written.
-            OperationCancelled, PurgatoryClosed, WrongLoop: as with `wait`.
+            OperationCancelled, RuntimeError, WrongLoop: as with `wait`.
         """
         self._require_open("bump", key)
         return await self._client.change("bump", Change(key, 0, 1), connection)
@@ -406,7 +406,7 @@ class Relay:
             The version of `key` after the write.
 
         Raises:
-            RelayUnavailable, OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop:
+            RelayUnavailable, OperationCancelled, RuntimeError, ValueError, TypeError, WrongLoop:
                 as with `bump`.
         """
         self._require_open("advance", key)
@@ -420,9 +420,9 @@ class Relay:
         next write completes them.
 
         Raises:
-            RelayUnavailable: the store is unavailable, the relay is not open, or, on PostgreSQL, a
-                transaction that has written stays open. The key may have been forgotten.
-            OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+            RelayUnavailable: the store is unavailable, the relay is being opened, or, on PostgreSQL,
+                a transaction that has written stays open. The key may have been forgotten.
+            OperationCancelled, RuntimeError, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         self._require_open("forget", key)
         await self._client.retry("forget", key, partial(self._store.forget, [key]))
@@ -449,12 +449,12 @@ class Relay:
 
         Raises:
             RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
-                the relay is not open. If the message says so, the value may have been delivered.
+                the relay is being opened. If the message says so, the value may have been delivered.
             TypeError: `value` is not `bytes`; or the store does not support deliveries, or
                 `connection`, or not of this type.
             ValueError: `value` is larger than `max_value` or the server's limit, or `ttl` is not
                 positive.
-            OperationCancelled, PurgatoryClosed, WrongLoop: as with `wait`.
+            OperationCancelled, RuntimeError, WrongLoop: as with `wait`.
         """
         self._require_open("deliver to", key)
         return await self._client.deliver(key, value, ttl, connection)
@@ -473,9 +473,9 @@ class Relay:
         Raises:
             OperationTimeout: a `TimeoutError`; no value was delivered in time.
             OperationCancelled: `aclose` ended the wait.
-            RelayUnavailable: the store refuses the read, or the relay is not open yet.
+            RelayUnavailable: the store refuses the read, or the relay is being opened.
             TypeError: the store does not support deliveries.
-            PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+            RuntimeError, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         sync = self._require_open("receive", key)
         self._client.require_deliveries("receive", key)
@@ -523,12 +523,14 @@ class Relay:
         """The store's epoch, as known in this process. Versions rise only within one epoch.
 
         Raises:
-            RelayUnavailable: the relay was never open.
+            RuntimeError: the relay was never open.
+            RelayUnavailable: the relay is being opened.
         """
         if self._follower.epoch is None:
-            raise RelayUnavailable(
-                f"the epoch of {self._store.address} is not known: the relay is not open yet"
-            )
+            message = f"the epoch of {self._store.address} is not known: the relay is not open"
+            if self._loop is None:
+                raise RuntimeError(f"{message}: use it in `async with`")
+            raise RelayUnavailable(f"{message} yet")
         return self._follower.epoch
 
     def attach(self, purgatory: Purgatory[Any]) -> None:
@@ -635,12 +637,13 @@ class Relay:
         if not self._is_open or self._sync is None:
             if self._is_closed:
                 raise PurgatoryClosed(
-                    f"cannot {action} {key!r}: the relay at {self._store.address} is closed"
+                    f"cannot {action} {key!r}: the relay at {self._store.address} is closed: "
+                    "use it in `async with`"
                 )
-            raise RelayUnavailable(
-                f"cannot {action} {key!r}: the relay at {self._store.address} is not open yet, "
-                "see `async with`"
-            )
+            message = f"cannot {action} {key!r}: the relay at {self._store.address} is not open"
+            if self._loop is None:
+                raise RuntimeError(f"{message}: use it in `async with`")
+            raise RelayUnavailable(f"{message} yet")
         if get_running_loop() is not self._loop:
             raise WrongLoop(
                 f"cannot {action} {key!r}: the relay at {self._store.address} was entered on "

@@ -70,7 +70,7 @@ class Relay:
         self._sweeping: Task[None] | None = None
         self._portal: BlockingPortal | None = None
         self._process = 0
-        """Id of the process that entered the relay; a fork does not copy the relay's thread."""
+        """Id of the process that entered the relay, 0 for none; a fork does not copy the relay's thread."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "Relay":
@@ -136,7 +136,8 @@ class Relay:
 
         Raises:
             RelayUnavailable, OperationCancelled, ValueError, TypeError: as in that method.
-            PurgatoryClosed: the relay is not open.
+            RuntimeError: the relay was never opened, or was opened before a fork; a
+                `PurgatoryClosed` after `close`.
         """
         return self._change("bump", key, 0, 1)
 
@@ -144,7 +145,7 @@ class Relay:
         """Raises the version of `key` to at least `version`; see `purgatory.relay.Relay.advance`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
         return self._change("advance", key, check_version(version, "version", 52), 0)
@@ -153,7 +154,7 @@ class Relay:
         """Reads the version of `key` from the store; see `purgatory.relay.Relay.version`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
 
@@ -169,7 +170,7 @@ class Relay:
         """Removes `key` from the store; see `purgatory.relay.Relay.forget`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
         call = partial(self._client.store.forget, [check_key(key)])
@@ -180,7 +181,7 @@ class Relay:
         settled the key; see `purgatory.relay.Relay.deliver`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as in that
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as in that
                 method or in `bump`.
         """
         call = partial(self._client.deliver, check_key(key), value, ttl)
@@ -195,9 +196,10 @@ class Relay:
     def _call(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         portal = self._portal
         if portal is None:
-            raise PurgatoryClosed(
-                f"cannot {action} {key!r}: the relay at {self._client.store.address} is not open"
-            )
+            message = f"cannot {action} {key!r}: the relay at {self._client.store.address} is"
+            if not self._process:
+                raise RuntimeError(f"{message} not open: use it in `with`")
+            raise PurgatoryClosed(f"{message} closed: use it in `with`")
         if self._process != os.getpid():
             raise RuntimeError(
                 f"cannot {action} {key!r}: the relay at {self._client.store.address} was entered "

@@ -383,10 +383,11 @@ def test_relay_refuses_use_on_another_loop(run: Runner, file_relay: Callable[...
     async def main() -> None:
         here = file_relay()
         with pytest.raises(
-            RelayUnavailable, match=r"cannot bump 'a': the relay at file:///.* is not open yet"
+            RuntimeError,
+            match=r"cannot bump 'a': the relay at file:///.* is not open: use it in `async with`",
         ):
             await here.bump("a")
-        with pytest.raises(RelayUnavailable, match=r"not known: the relay is not open yet"):
+        with pytest.raises(RuntimeError, match=r"not known: the relay is not open: use it in"):
             here.epoch  # noqa: B018
         async with here:
             with pytest.raises(RuntimeError, match=r"open already"):
