@@ -38,7 +38,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple, final
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import check_address, without_password
+from purgatory.relay._address import check_address, single_addresses, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN
 from purgatory.relay._messages import (
     MAX_NUMBER,
@@ -111,11 +111,12 @@ class Publication(NamedTuple):
 
 @final
 class NatsStore:
-    """The store at `nats://host:port`. See `purgatory.relay.Store`."""
+    """The store at `nats://host:port`, or `tls://host:port`, or in the cluster of several hosts,
+    `nats://host1:port,host2:port`. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(check_address(url))
-        self._url = url
+        self.address = without_password(url)
+        self._servers = single_addresses(check_address(url, takes_several_hosts=True))
         self._stream, self._channel, self._common = (
             f"{prefix}_versions",
             f"{prefix}_news",
@@ -181,7 +182,7 @@ class NatsStore:
                 if self._link is not None and self._link.ended.done():
                     self._drop(self._link)
                 if self._link is None:
-                    self._link = await NatsLink.open(self._url)
+                    self._link = await NatsLink.open(self._servers)
                     self.max_value = self._link.max_payload - MAX_HEADER_BYTES
                 link = self._link
             kind = RelayUnavailable
@@ -564,7 +565,7 @@ class NatsStore:
                 on_message(message.data)
 
         try:
-            link = await NatsLink.open(self._url)
+            link = await NatsLink.open(self._servers)
             try:
                 await link.subscribe(self._common, receive)
                 self._listening = link, receive

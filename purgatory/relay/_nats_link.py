@@ -21,6 +21,16 @@ SEQUENCE: Final = "Nats-Sequence"
 """Header with the sequence number of a stored message in its stream."""
 
 
+class CheckedClient(Client):
+    """A client that sends credentials to no server without TLS if its address is `tls://`."""
+
+    def _connect_command(self) -> bytes:
+        server = self._current_server
+        if server and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise Error("the server offers no TLS; use nats:// for a connection without TLS")
+        return super()._connect_command()
+
+
 @final
 class NatsLink:
     """A connection without automatic reconnects.
@@ -31,7 +41,7 @@ class NatsLink:
     """
 
     def __init__(self) -> None:
-        self._client = Client()
+        self._client = CheckedClient()
         self._inbox = self._client.new_inbox()
         self._numbers = count()
         self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
@@ -41,8 +51,8 @@ class NatsLink:
         self._error: Exception | None = None
 
     @classmethod
-    async def open(cls, url: str) -> "NatsLink":
-        """Connects.
+    async def open(cls, servers: list[str]) -> "NatsLink":
+        """Connects to one of these servers.
 
         Raises:
             Error, OSError: the connection failed.
@@ -51,12 +61,13 @@ class NatsLink:
         options: dict[str, Any] = {
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0,
-            "connect_timeout": 3_600,
+            # The caller has a time limit, which a silent server must leave to the others.
+            "connect_timeout": 3_600 if len(servers) == 1 else 1,
         }
         # In its own task: `connect` uses `wait_for`, which may swallow a cancellation on Python
         # 3.11.
         connecting = create_task(
-            link._client.connect(url, allow_reconnect=False, error_cb=link._on_error, **options)
+            link._client.connect(servers, allow_reconnect=False, error_cb=link._on_error, **options)
         )
         try:
             await wait([connecting])

@@ -55,7 +55,7 @@ except ImportError as error:
     ) from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import check_address, without_password
+from purgatory.relay._address import check_address, hosts_of, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
     MAX_ANNOUNCEMENT_BYTES,
@@ -157,12 +157,14 @@ class Position(int):
 
 @final
 class PostgresStore:
-    """The store at `postgresql://user@host/database`. See `purgatory.relay.Store`."""
+    """The store at `postgresql://user@host/database`, or on the primary among several hosts,
+    `postgresql://user@host1,host2/database`. See `purgatory.relay.Store`."""
 
     is_channel_trusted = False
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(check_address(url))
+        self.address = without_password(url)
+        url = check_address(url, takes_several_hosts=True)
         self._table = f'"{prefix}_versions"'
         """Name of the table; with its schema once the table was found or created, because the
         caller's connection may have another `search_path`."""
@@ -599,6 +601,8 @@ class PooledConnection:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        is_single = len(hosts_of(url)) == 1
+        self._attributes = None if is_single or "target_session_attrs=" in url else "primary"
         self._lock = Lock()
         self._connection: Any = None
 
@@ -607,7 +611,9 @@ class PooledConnection:
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
                 connection = await asyncpg.connect(
-                    self._url, server_settings={"application_name": "purgatory.relay"}
+                    self._url,
+                    server_settings={"application_name": "purgatory.relay"},
+                    target_session_attrs=self._attributes,
                 )
                 try:
                     await connection.execute(SETTINGS.format(lock_timeout=LOCK_TIMEOUT))

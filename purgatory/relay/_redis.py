@@ -31,7 +31,7 @@ from json import dumps, loads
 from math import ceil
 from secrets import token_hex
 from typing import Any, Final, final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from purgatory._core.errors import how_to_install
 
@@ -44,7 +44,7 @@ except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import check_address, without_password
+from purgatory.relay._address import check_address, without_options, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
@@ -237,19 +237,31 @@ return values
 
 @final
 class RedisStore:
-    """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See
-    `purgatory.relay.Store`."""
+    """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`; also at
+    `valkey://...` or `valkeys://...`. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(check_address(url))
-        self._url = url
-        # All servers support version 2 of the protocol. Callers set time limits and retry.
+        # All servers support version 2 of the protocol. Callers set time limits and retry. The same
+        # options in the address would override these.
         self._options: dict[str, Any] = {
             "protocol": 2,
             "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
+            "decode_responses": False,
+            "encoding": "utf-8",
         }
-        self._seed = Redis.from_url(url, **self._options)
+        self.address = without_password(url)
+        self._url = without_options(check_address(url), self._options)
+        try:
+            self._seed = Redis.from_url(self._url, **self._options)
+            pool: Any = self._seed.connection_pool
+            pool.make_connection()  # checks the options; it does not connect
+        except (TypeError, ValueError):  # their texts may have values, and so secrets
+            names = ", ".join(name for name, _ in parse_qsl(urlsplit(self._url).query))
+            raise ValueError(
+                f"cannot use {self.address}: an option of the client has a wrong name or value, "
+                f"one of {names}"
+            ) from None
         self._client: Redis | None = None
         """Client of the server that has the keys; None until the first use."""
         self._is_cluster = False

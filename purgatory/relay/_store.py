@@ -12,10 +12,14 @@ STORES: Final = {
     "file": ("_file", "FileStore"),
     "redis": ("_redis", "RedisStore"),
     "rediss": ("_redis", "RedisStore"),
+    "valkey": ("_redis", "RedisStore"),
+    "valkeys": ("_redis", "RedisStore"),
     "unix": ("_redis", "RedisStore"),
     "postgresql": ("_postgresql", "PostgresStore"),
+    "postgresql+asyncpg": ("_postgresql", "PostgresStore"),
     "postgres": ("_postgresql", "PostgresStore"),
     "nats": ("_nats", "NatsStore"),
+    "tls": ("_nats", "NatsStore"),
 }
 """Scheme of an address -> module, which may need an extra, and class."""
 
@@ -240,5 +244,6 @@ def open_store(url: str | Store, prefix: str) -> Store:
         return store
     raise ValueError(
         f"cannot open a store at {without_password(url)!r}: the address must begin with "
-        "file://, redis://, rediss://, unix://, postgresql:// or nats://"
+        "file://, redis://, rediss://, valkey://, valkeys://, unix://, postgresql://, nats:// or "
+        "tls:// (NATS)"
     )

@@ -178,7 +178,7 @@ def test_opening_cancelled_at_any_point_ends(run: Runner, server: NatsServer) ->
     async def main() -> None:
         before = asyncio.all_tasks()
         for number in range(200):
-            opening = asyncio.create_task(NatsLink.open(server.url))
+            opening = asyncio.create_task(NatsLink.open([server.url]))
             for _ in range(number % 40):
                 await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
             is_cancelled = opening.cancel()
