@@ -24,7 +24,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from errno import EACCES, EPERM, EROFS
 from fcntl import LOCK_EX, LOCK_NB, flock
-from os import O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_RDONLY, O_RDWR, geteuid, stat_result
+from os import (
+    F_OK,
+    O_CREAT,
+    O_DIRECTORY,
+    O_EXCL,
+    O_NOFOLLOW,
+    O_RDONLY,
+    O_RDWR,
+    R_OK,
+    W_OK,
+    X_OK,
+    access,
+    geteuid,
+    stat_result,
+    supports_effective_ids,
+)
 from os import close as close_file
 from os import open as open_file
 from pathlib import Path
@@ -307,8 +322,26 @@ class FileStore:
     def _unavailable(self, error: Exception) -> RelayUnavailable:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         is_refused = isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS)
-        kind = Refused if is_refused else NotWritten
+        unusable = self._find_unusable()
+        if unusable is not None:
+            reason = (
+                f"this user ({geteuid()}) needs the rights to read and write {unusable}: {reason}"
+            )
+        kind = Refused if is_refused or unusable is not None else NotWritten
         return kind(f"cannot use {self.address}: {reason}")
+
+    def _find_unusable(self) -> Path | None:
+        """The folder, the database, or the folder in which they are to be created, if this user may
+        not read and write it. SQLite's errors do not tell."""
+        if not has_right(self._folder, F_OK):
+            parent = next(path for path in self._folder.parents if has_right(path, F_OK))
+            return None if has_right(parent, W_OK | X_OK) else parent
+        if not self._folder.is_dir():
+            return None  # another error
+        if not has_right(self._folder, R_OK | W_OK | X_OK):
+            return self._folder
+        is_usable = not has_right(self._path, F_OK) or has_right(self._path, R_OK | W_OK)
+        return None if is_usable else self._path
 
     # -- versions
 
@@ -603,6 +636,11 @@ def free_pages(database: sqlite3.Connection) -> int:
     """Number of unused pages in the database."""
     [count] = first_row(database, "PRAGMA freelist_count")
     return int(count)
+
+
+def has_right(path: Path, mode: int) -> bool:
+    """Whether this process has all these rights to a file, and may write to its file system."""
+    return access(path, mode, effective_ids=access in supports_effective_ids)
 
 
 def identity(status: stat_result) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import sqlite3
 import sys
@@ -103,6 +104,28 @@ def test_folder_of_another_user_is_refused(run: Runner, sticky: Path, mode: int)
     before = sorted(folder.iterdir())
     run(lambda: refused(folder, "expected a folder of this user"))
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("part", ["folder", "folder with database", "database", "parent"])
+def test_missing_right_to_write_is_named(run: Runner, sticky: Path, part: str) -> None:
+    folder = sticky / "app"
+    with another_user():
+        folder.mkdir(mode=0o700)
+        if "database" in part:
+            run(lambda: opened(folder))
+        readonly = database_of(folder) if part == "database" else folder
+        readonly.chmod(0o400 if part == "database" else 0o500)
+        needs = re.escape(f"this user ({NOBODY}) needs the rights to read and write {readonly}: ")
+        used = folder / "sub" / "sub" if part == "parent" else folder
+        try:
+            run(lambda: refused(used, f"cannot use file://{used}: {needs}"))
+        finally:
+            folder.chmod(0o700)
+
+
+async def opened(folder: Path) -> None:
+    async with Relay(f"file://{folder}", timeout=TIMEOUT):
+        pass
 
 
 def test_link_of_another_user_is_refused(run: Runner, sticky: Path, tmp_path: Path) -> None:
