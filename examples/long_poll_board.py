@@ -265,7 +265,7 @@ class Board:
             return Response(outcome.reason, outcome.status, outcome.headers)
 
         messages = outcome.value or []
-        headers = {**outcome.headers, "ETag": f'"{self.versions.tag(offset + len(messages))}"'}
+        headers = {**outcome.headers, "ETag": self.versions.etag(offset + len(messages))}
         if by_tag and outcome.ending is Ending.DEADLINE:
             return Response(status_code=304, headers=headers)
         ending = NAMES[outcome.ending]

@@ -1,20 +1,26 @@
 """Versions, so that no update is lost between two polls: a client names the version that it has
 seen, and gets an answer at once if the current version is another one.
 
-    GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen
-                                                                               no version
-    GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
-                              an update: bump     200, ETag: "8f3a21c0-42"
-                              an update: bump     no poll is open
-    GET /news   If-None-Match: "8f3a21c0-42"      200, ETag: "8f3a21c0-43"     at once
+    GET /news                                       200, ETag: W/"8f3a21c0-41"   at once: it has
+                                                                                 seen no version
+    GET /news   If-None-Match: W/"8f3a21c0-41"      waits; at the deadline 304,
+                                                    ETag: W/"8f3a21c0-41"
+                              an update: bump       200, ETag: W/"8f3a21c0-42"
+                              an update: bump       no poll is open
+    GET /news   If-None-Match: W/"8f3a21c0-42"      200, ETag: W/"8f3a21c0-43"   at once
                               the server is restarted, and counts from 0
-    GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not from
-                                                                               this server
+    GET /news   If-None-Match: W/"8f3a21c0-43"      200, ETag: W/"b07c55d9-0"    at once: not from
+                                                                                 this server
 
 A tag is the server's epoch and a version. As entity tags (RFC 9110), tags are compared only for
 equality: if the client has the current version, its poll waits for the next one, otherwise it is
 answered at once. So a client of an earlier server does not wait until the new one reaches its
 number.
+
+Proxies that compress change tags: Envoy drops strong ones, so ours are weak (`W/`), and Apache
+sends `W/"8f3a21c0-41-gzip"`. So `parse` reads weak and strong tags, and ignores a suffix after the
+number. To compare tags as texts would answer each poll at once, and its client would ask again
+without a pause.
 
 With a relay the versions and their epoch come from its store, so tags hold in all its workers, even
 after all of them have restarted.
@@ -24,7 +30,7 @@ as in Consul's blocking queries.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
@@ -49,7 +55,8 @@ MAX_VERSION: Final = 2**53 - 1
 JSON."""
 
 _ENTITY_TAG = regex(r'(?:W/)?"([^"]*)"')
-_VERSION = regex(r"[0-9]{1,19}")
+_VERSION = regex(r"(0|[1-9][0-9]{0,18})(?![0-9])")
+"""The number of a tag; a proxy may have added a suffix to it."""
 
 
 @final
@@ -174,38 +181,34 @@ class Versions(Generic[K]):
         self._bumps.put((key, 1))
 
     def tag(self, version: int) -> str:
-        """A version for clients: `8f3a21c0-41`. In `ETag` it is quoted."""
+        """A version for clients: `8f3a21c0-41`."""
         return f"{self.epoch}-{version}"
 
+    def etag(self, version: int) -> str:
+        """The value of an `ETag` header for a version: `W/"8f3a21c0-41"`. It is weak, because
+        proxies that compress drop strong tags."""
+        return f'W/"{self.tag(version)}"'
+
     def parse(self, tag: str) -> int | None:
-        """The version in a tag; `None` if it is not of this epoch, above `MAX_VERSION`, or no tag
-        at all."""
-        epoch, _, digits = tag.rpartition("-")
-        if epoch != self.epoch or not _VERSION.fullmatch(digits):
-            return None
-        version = int(digits)
+        """The version in a tag or an `ETag`; `None` if it is not of this epoch, above
+        `MAX_VERSION`, or no tag at all. A suffix that a proxy has added to the number is
+        ignored."""
+        tag, prefix = tag.removeprefix("W/").removeprefix('"'), f"{self.epoch}-"
+        digits = _VERSION.match(tag, len(prefix)) if tag.startswith(prefix) else None
+        version = MAX_VERSION + 1 if digits is None else int(digits[0])
         return version if version <= MAX_VERSION else None
 
     def seen(self, scope: Scope) -> int | None:
         """The version of this epoch that a request names, by `If-None-Match`, or else by the
         query parameter; `None` if it names none. For responses that resume where the last one
         ended."""
-        conditions = header_values(scope, b"if-none-match")
-        if not conditions:
-            return self.parse(query_parameter(scope, self.index_parameter) or "")
-        named = (self.parse(tag) for value in conditions for tag in _ENTITY_TAG.findall(value))
-        return next((version for version in named if version is not None), None)
+        return next((version for version in self._named(scope) if version is not None), None)
 
     def has_seen(self, scope: Scope, version: int) -> bool:
         """Whether a request names `version`, by `If-None-Match`, or else by the parameter of the
         query."""
-        tag = self.tag(version)
         conditions = header_values(scope, b"if-none-match")
-        if not conditions:
-            return query_parameter(scope, self.index_parameter) == tag
-        return any(
-            value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions
-        )
+        return any(value.strip() == "*" for value in conditions) or version in self._named(scope)
 
     async def changed(self, poll: Poll, key: K) -> Outcome[int]:
         """Waits until the version of `key` differs from the version in the request.
@@ -228,13 +231,20 @@ class Versions(Generic[K]):
         if outcome.ending is not Ending.SATISFIED and outcome.ending is not Ending.DEADLINE:
             return outcome
         now = self.version(key)
-        headers = {**outcome.headers, "ETag": f'"{self.tag(now)}"'}
+        headers = {**outcome.headers, "ETag": self.etag(now)}
         if now == version and outcome.ending is Ending.DEADLINE:
             return replace(outcome, status=self.unchanged, headers=headers)
         status = ANSWERS[Ending.SATISFIED].status
         return replace(
             outcome, ending=Ending.SATISFIED, value=now, status=status, headers=headers, reason=""
         )
+
+    def _named(self, scope: Scope) -> Iterator[int | None]:
+        """The versions that a request names, `None` for tags of other epochs."""
+        conditions = header_values(scope, b"if-none-match")
+        if not conditions:
+            return iter([self.parse(query_parameter(scope, self.index_parameter) or "")])
+        return (self.parse(tag) for value in conditions for tag in _ENTITY_TAG.findall(value))
 
     def _refuse_relay(self, action: str, key: K, method: str) -> None:
         if self.relay is not None:
@@ -278,11 +288,9 @@ class Versions(Generic[K]):
             poll.at_once(version) if seen is None else await poll.reach(thresholds, key, seen + 1)
         )
         if outcome.ending is Ending.SATISFIED and outcome.value is not None:
-            return replace(
-                outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'}
-            )
+            return replace(outcome, headers={**outcome.headers, "ETag": self.etag(outcome.value)})
         if outcome.ending is Ending.DEADLINE and seen is not None:
-            headers = {**outcome.headers, "ETag": f'"{self.tag(seen)}"'}
+            headers = {**outcome.headers, "ETag": self.etag(seen)}
             return replace(outcome, status=self.unchanged, headers=headers)
         return outcome
 

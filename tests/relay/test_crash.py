@@ -90,7 +90,7 @@ def test_change_without_bump_is_not_announced(
             async with waiting(relay, seen) as task:
                 await kill_worker("plain", "before", url, str(code / "orders.sqlite"), code)
                 assert state(orders) == "paid"
-                tag = f'"{relay.epoch}-{seen}"'
+                tag = f'W/"{relay.epoch}-{seen}"'
                 for _ in range(2):  # although a resync has read the store meanwhile
                     request = await Worker(relay, key="orders/7").ask(tag, b"wait=0.3").done()
                     assert (request.status, request.headers["etag"]) == (304, tag)

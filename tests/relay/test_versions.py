@@ -63,7 +63,7 @@ def test_tag_holds_across_workers_and_restarts(run: Runner, tmp_path: Path) -> N
             assert (waiting.status, waiting.content, waiting.headers["etag"]) == (
                 200,
                 b"1",
-                f'"{first.epoch}-1"',
+                f'W/"{first.epoch}-1"',
             )
         async with Relay(url) as third:
             request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
@@ -90,7 +90,7 @@ def test_tag_of_another_epoch_gets_current_version(
             assert (request.status, request.content, request.headers["etag"]) == (
                 200,
                 b"3",
-                f'"{relay.epoch}-3"',
+                f'W/"{relay.epoch}-3"',
             )
 
     run(main)
@@ -132,14 +132,14 @@ def test_poll_that_does_not_wait_sees_the_change(
             worker = Worker(relay)
             worker.polls = LongPolls(signals=(), **options)
             worker.app = worker.polls.middleware(worker.answer)
-            tag = f'"{relay.epoch}-0"'
+            tag = f'W/"{relay.epoch}-0"'
             query = b"" if options else b"wait=0"
             request = await worker.ask(tag, query).done()
             assert (request.status, request.headers["etag"]) == (304, tag)
             await other.bump("news")
             request = await worker.ask(tag, query).done()
             assert (request.status, request.content) == (200, b"1")
-            assert request.headers["etag"] == f'"{relay.epoch}-1"'
+            assert request.headers["etag"] == f'W/"{relay.epoch}-1"'
 
     run(main)
 
@@ -148,7 +148,7 @@ def test_star_tag_waits_beyond_any_version(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
-            assert (request.status, request.headers["etag"]) == (204, f'"{relay.epoch}-0"')
+            assert (request.status, request.headers["etag"]) == (204, f'W/"{relay.epoch}-0"')
 
     run(main)
 
@@ -171,7 +171,7 @@ def test_unavailable_store_keeps_polls_and_refuses_new_ones(run: Runner, tmp_pat
             folder.mkdir()
             await waiting.done()
             assert (waiting.status, waiting.content) == (200, b"0")
-            assert waiting.headers["etag"] == f'"{relay.epoch}-0"' != f'"{epoch}-0"'
+            assert waiting.headers["etag"] == f'W/"{relay.epoch}-0"' != f'W/"{epoch}-0"'
 
     run(main)
 
