@@ -97,6 +97,8 @@ async def keep_waiting(
                 seen.endings["asked again"] += 1  # its worker was killed
                 await asyncio.sleep(0.1)
                 continue
+            if status != 304 and answer.get("ETag", tag) == tag:  # refused, or nothing new
+                await asyncio.sleep(0.1)
             tag = answer.get("ETag", tag)
             seen.workers[answer["X-Worker"]] += 1
             now = time.time()

@@ -27,6 +27,10 @@ except ImportError:  # on Windows
 RETRY_DELAY: Final = 1.0
 """Seconds after which an unreachable server is asked again."""
 
+PAUSE: Final = 0.05
+"""Seconds between an answer and the next request. Without a tag, which a proxy may drop, each
+request is answered at once."""
+
 
 class _Follower:
     """Asks for one version after the other, in a thread of its own: a request may take long, and a
@@ -45,6 +49,7 @@ class _Follower:
                 if state is not None and self.source.is_probed(state):
                     self.source.probe()
                 self.news.put((state, ""))
+                time.sleep(PAUSE)
             except HTTPError as error:
                 if 400 <= error.code < 500:
                     self.news.put(error)

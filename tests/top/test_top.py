@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from purgatory import top
-from purgatory.top import _source
+from purgatory.top import _follow, _source
 from purgatory.top._drawing import Scrolled, cut, shorten
 from purgatory.top._shape import check_state
 
@@ -178,6 +178,18 @@ def test_versions_follow_tags_and_history_adds_up():
         [[9]],
     ]
     assert tags == [None, '"1"', '"2"', '"2"']
+
+
+def test_answers_without_a_tag_are_asked_for_with_pauses(monkeypatch):
+    pauses, answers = [], [(200, {}, body())] * 3
+    monkeypatch.setattr(_follow.time, "sleep", pauses.append)
+    with (
+        responding(lambda _: answers.pop() if answers else (403, {}, b"")) as url,
+        pytest.raises(HTTPError, match="403") as refusal,
+    ):
+        _follow.follow(top.Source(url, {}), Console(file=io.StringIO()))
+    refusal.value.close()
+    assert pauses == [_follow.PAUSE] * 3
 
 
 def test_query_of_the_address_is_sent_to_state():
