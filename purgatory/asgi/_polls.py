@@ -22,6 +22,7 @@ from anyio import CancelScope
 
 from purgatory import Observer, WrongLoop
 from purgatory._core.arguments import describe
+from purgatory._core.loop import running_loop
 from purgatory._core.observers import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
 from purgatory.asgi._frameworks import PollEnded, framework_of
@@ -152,13 +153,13 @@ class LongPolls:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new polls are answered with 503, and open polls soon. May be set, for instance to
-        allow polls again."""
+        """Whether new polls are answered with 503, and open polls soon. May be set on the loop, for
+        instance to allow polls again; `WrongLoop` in another thread."""
         return self._open_polls is not None and self._open_polls.is_stopping
 
     @is_stopping.setter
     def is_stopping(self, value: bool) -> None:
-        self._polls_of_loop().is_stopping = value
+        self._polls_in_thread("set is_stopping of").is_stopping = value
 
     # -- for the author of an endpoint
 
@@ -248,12 +249,33 @@ class LongPolls:
 
         Called at a signal, or at the latest at the end of the lifespan. Calling it again is
         allowed.
+
+        Raises:
+            WrongLoop: called from another thread than the loop's.
         """
-        self._polls_of_loop().stop(self.grace)
+        self._polls_in_thread("stop").stop(self.grace)
+
+    def stop_threadsafe(self) -> None:
+        """Has `stop` called on the loop of these polls soon; may be called from any thread.
+
+        Before the first lifespan or poll, and when the loop is closed, it is without effect.
+        """
+        open_polls = self._open_polls
+        if open_polls is None:
+            return
+        try:
+            open_polls.loop.call_soon_threadsafe(open_polls.stop, self.grace)
+        except RuntimeError:
+            if not open_polls.loop.is_closed():
+                raise
 
     async def aclose(self) -> None:
-        """Calls `stop`, and returns when no poll is open any more."""
-        await self._polls_of_loop().aclose(self.grace)
+        """Calls `stop`, and returns when no poll is open any more.
+
+        Raises:
+            WrongLoop: called on another loop than theirs.
+        """
+        await self._polls_in_thread("close").aclose(self.grace)
 
     # -- for a poll
 
@@ -282,6 +304,18 @@ class LongPolls:
         return outcome_of(ending, value, scope, applied, self.retry_after, reason, kind)
 
     # -- loops and lifespans
+
+    def _polls_in_thread(self, action: str) -> OpenPolls:
+        """The open polls of the running loop, or `WrongLoop` if theirs runs in another thread."""
+        running, known = running_loop(), self._open_polls
+        if running is None or (
+            known is not None and known.loop is not running and known.loop.is_running()
+        ):
+            raise WrongLoop(
+                f"cannot {action} these LongPolls: their event loop does not run in this thread; "
+                "from another thread call stop_threadsafe"
+            )
+        return self._polls_of_loop()
 
     def _polls_of_loop(self, *, reset: bool = False) -> OpenPolls:
         """The open polls of the running loop.

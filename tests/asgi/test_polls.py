@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgi_requests import Request, lifespan
 from helpers import collector, iterations, raiser
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request as StarletteRequest
@@ -938,6 +938,58 @@ async def test_stop_from_callback_before_any_request_refuses():
     await iterations(20)
     service.satisfy()
     assert (await request.done()).status == 200
+
+
+@on_every_loop
+async def test_stop_threadsafe_from_thread_answers_open_polls():
+    service = Service()
+    request = Request(service.app, b"wait=60")
+    await iterations(20)
+    assert service.polls.open == 1
+    await asyncio.to_thread(service.polls.stop_threadsafe)
+    assert (await request.done()).status == 503
+    assert (await Request(service.app).done()).status == 503
+
+
+@on_every_loop
+@pytest.mark.parametrize("has_loop", [False, True])
+@pytest.mark.parametrize("opened", [0, 1])
+async def test_stop_from_thread_names_the_threadsafe_method(has_loop, opened):
+    service = Service()
+    service.satisfy()
+    await Request(service.app).done()
+    service.results.clear()
+    requests = [Request(service.app, b"wait=60") for _ in range(opened)]
+    await iterations(20)
+
+    async def stop() -> None:
+        service.polls.stop()
+
+    def set_flag() -> None:
+        service.polls.is_stopping = True
+
+    ways = [stop, service.polls.aclose] if has_loop else [service.polls.stop, set_flag]
+    for way in ways:
+        with pytest.raises(WrongLoop, match=r"cannot .* these LongPolls: .* call stop_threadsafe"):
+            await asyncio.to_thread(lambda: asyncio.run(way()) if has_loop else way())
+    assert (service.polls.open, service.polls.is_stopping) == (opened, False)
+    service.polls.stop()
+    for request in requests:
+        assert (await request.done()).status == 503
+
+
+def test_stop_threadsafe_without_a_loop_has_no_effect():
+    service = Service()
+    service.polls.stop_threadsafe()
+
+    async def main() -> int:
+        service.satisfy()
+        return (await Request(service.app).done()).status
+
+    assert asyncio.run(main()) == 200
+    service.polls.stop_threadsafe()
+    service.purgatory = Purgatory()
+    assert asyncio.run(main()) == 200
 
 
 @on_virtual_time
