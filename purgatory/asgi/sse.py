@@ -8,6 +8,16 @@
     the connection breaks, two more come
     GET /news/events  Last-Event-ID: 8f3a21c0-2   id: 8f3a21c0-3 ...
 
+A browser sends the header only when it reconnects by itself. A page that makes a new `EventSource`
+has the query, `?last-event-id=8f3a21c0-2`. Its browser adds the header at each later reconnection,
+so the header takes precedence.
+
+A browser reconnects after the end of a stream, and never after a status other than 200. So a stream
+that is refused is 200, too, and ends at once:
+
+    GET /news/events                              : 768 polls are open already
+                                                  retry: 5000
+
 `sse-starlette` makes the stream itself: its format, its pings, and its handling of slow clients. It
 ends when the client disconnects and when the server stops; browsers then reconnect by
 themselves.
@@ -15,7 +25,7 @@ themselves.
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from purgatory._core.errors import how_to_install
 
@@ -27,11 +37,17 @@ except ImportError as error:
     ) from error
 from starlette.responses import PlainTextResponse, Response
 
+from purgatory.asgi._outcome import Outcome
 from purgatory.asgi._poll import Poll
+from purgatory.asgi._preferences import query_parameter
 from purgatory.asgi._types import header_values
 from purgatory.asgi._versions import Versions
 
 __all__ = ["event_source"]
+
+MIN_RETRY: Final = 5
+"""Seconds after which a browser returns to a stream that was refused, at least. By default it
+returns after about three, and it never waits longer from one refusal to the next."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -44,7 +60,8 @@ def event_source(
     *,
     ping: float = 15.0,
 ) -> Response:
-    """A response that sends an event for each version of `key` after the client's last version.
+    """A response that sends an event for each version of `key` after the client's last version: the
+    `Last-Event-ID` of the request, or else `last-event-id` in its query.
 
     Args:
         poll: the request's poll, which counts as open until the stream ends.
@@ -55,8 +72,9 @@ def event_source(
         ping: seconds between two comments that keep the connection alive; 0 for none.
 
     Returns:
-        An `EventSourceResponse`, or, if too many polls are open, the refusal: 503 with
-        `Retry-After`.
+        An `EventSourceResponse`; or, if too many polls are open or the server stops, a stream
+        without events that ends at once, and brings the browser back after `retry_after` of the
+        polls, 5 seconds at least; or 400 for a malformed wait.
 
     Raises:
         ValueError: `ping` is negative, infinite or NaN.
@@ -65,14 +83,25 @@ def event_source(
         raise ValueError(f"ping must be zero or more seconds, not {ping!r}")
     refusal = poll.hold()
     if refusal is not None:
-        return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
-    [last, *_] = header_values(poll.scope, b"last-event-id") or [""]
-    seen = versions.parse(last) or 0
+        return _refused(refusal)
+    scope = poll.scope
+    named = [*header_values(scope, b"last-event-id"), query_parameter(scope, "last-event-id") or ""]
+    seen = versions.parse(named[0]) or 0
     if versions.relay is None and seen > versions.version(
         key
     ):  # the key was forgotten, and counts from 0 again
         seen = 0
     return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
+
+
+def _refused(refusal: Outcome[Any]) -> Response:
+    """The response for a stream that may not be open."""
+    if "Retry-After" not in refusal.headers:
+        return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
+    seconds = max(int(refusal.headers["Retry-After"]), MIN_RETRY)
+    headers = {**refusal.headers, "Cache-Control": "no-store"}
+    content = f": {refusal.reason}\nretry: {1000 * seconds}\n\n"
+    return Response(content, headers=headers, media_type="text/event-stream")
 
 
 async def _events(

@@ -78,6 +78,29 @@ async def test_stream_resumes_after_last_event_id(last_event_id, first):
     await request.done()
 
 
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("query", "headers", "first"),
+    [
+        (b"last-event-id=e-1", {}, 2),
+        (b"last-event-id=e-1", {"Last-Event-ID": "e-2"}, 3),
+        (b"last-event-id=e-2", {"Last-Event-ID": "old-2"}, 1),
+        (b"last-event-id=nonsense", {}, 1),
+    ],
+)
+async def test_stream_resumes_after_the_query_unless_a_header_is_sent(query, headers, first):
+    news = News()
+    for number in (1, 2, 3):
+        news.publish(str(number))
+    request = Request(news.app, query, headers)
+    await asyncio.sleep(1)
+    assert request.content.decode() == "".join(
+        event(number, str(number)) for number in range(first, 4)
+    )
+    request.leave()
+    await request.done()
+
+
 @pytest.mark.parametrize("ending", ["leaves", "stops", "lives on"])
 def test_streams_resume_on_the_next_loop(virtual, ending):
     news = News(max_open=1)
@@ -136,11 +159,31 @@ async def test_stream_counts_as_one_open_poll():
         news.publish(str(number))
         await asyncio.sleep(1)
         refused = await Request(news.app).done()
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.content == b": 1 polls are open already\nretry: 5000\n\n"
     stream.leave()
     await stream.done()
     assert (await Request(news.app, method="HEAD").done()).status == 200
     assert news.polls.open == 0
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("retry_after", "retry"), [(1, 5_000), (30, 30_000), (6.5, 7_000)])
+async def test_refused_stream_has_browsers_connect_again(retry_after, retry):
+    news = News(retry_after=retry_after)
+    news.polls.stop()
+    refused = await Request(news.app).done()
+    assert refused.status == 200
+    assert refused.headers["content-type"].startswith("text/event-stream")
+    assert (refused.headers["connection"], refused.headers["cache-control"]) == (
+        "close",
+        "no-store",
+    )
+    assert refused.content == b": the server is stopping\nretry: %d\n\n" % retry
+    assert news.polls.endings == {Ending.STOPPING: 1}
+
+
+async def test_malformed_wait_of_a_stream_is_400():
+    assert (await Request(News().app, b"wait=soon").done()).status == 400
 
 
 @pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
