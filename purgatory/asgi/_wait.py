@@ -18,7 +18,7 @@ from asyncio import CancelledError, get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Generator
 from sys import exception
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
 
 from anyio import CancelScope
 
@@ -27,6 +27,10 @@ from purgatory.asgi._notifier import PollNotifier
 from purgatory.asgi._open import OpenPolls, Stoppable
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._types import Scope
+
+STOP_LIMIT: Final = 1.0
+"""Seconds that a held stream has for its end when the server stops. It needs them only if its
+client reads slowly, or not at all."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -84,7 +88,7 @@ class PollWait:
     __slots__ = (
         "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls",
         "_problem", "_registration",
-        "_timeout", "_wait_scope", "scope",
+        "_timeout", "_wait_scope", "hold_scope", "scope",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +110,8 @@ class PollWait:
         self._problem = problem
         self._is_held = False
         """Whether it stays registered between two waits."""
+        self.hold_scope: CancelScope | None = None
+        """Scope in which a held poll sends its stream; None if it is not held."""
         self._registration: OpenPolls | None = None
         """Open polls among which it counts; None if it is not open."""
         self._wait_scope: CancelScope | None = None
@@ -146,7 +152,7 @@ class PollWait:
         """
         refusal = self._register()
         if refusal is None:
-            self._is_held = True
+            self._is_held, self.hold_scope = True, self.hold_scope or CancelScope()
         return refusal
 
     # -- for the client and the server
@@ -156,8 +162,11 @@ class PollWait:
         self._cancel(Ending.GONE)
 
     def on_stop(self) -> None:
-        """Ends the wait, if there is one: the server stops."""
+        """Ends the wait, if there is one, and soon the stream of a held poll, which may be sending
+        to a client that does not read: the server stops."""
         self._cancel(Ending.STOPPING)
+        if self.hold_scope is not None:
+            self.hold_scope.deadline = get_running_loop().time() + STOP_LIMIT
 
     def on_request_end(self) -> None:
         """Ends `hold`. A wait that another task continues stays registered to its end."""

@@ -18,14 +18,18 @@ that is refused is 200, too, and ends at once:
     GET /news/events                              : 768 polls are open already
                                                   retry: 5000
 
-`sse-starlette` makes the stream itself: its format, its pings, and its handling of slow clients. It
-ends when the client disconnects and when the server stops; browsers then reconnect by
-themselves.
+`sse-starlette` makes the stream itself: its format and its pings. It ends when the client
+disconnects and when the server stops; browsers then reconnect by themselves.
+
+A client that has stopped reading blocks `send`. Its stream is cut off after `send_timeout`, and a
+second after the stop. A browser that was only slow resumes after its last whole event.
 """
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Any, Final, TypeVar
+
+from anyio import CancelScope, move_on_after, sleep_forever
 
 from purgatory._core.errors import how_to_install
 
@@ -40,7 +44,7 @@ from starlette.responses import PlainTextResponse, Response
 from purgatory.asgi._outcome import Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._types import header_values
+from purgatory.asgi._types import Message, Receive, Scope, Send, header_values
 from purgatory.asgi._versions import Versions
 
 __all__ = ["event_source"]
@@ -59,6 +63,7 @@ def event_source(
     read: Callable[[int], Iterable[tuple[int, Any]]],
     *,
     ping: float = 15.0,
+    send_timeout: float = 60.0,
 ) -> Response:
     """A response that sends an event for each version of `key` after the client's last version: the
     `Last-Event-ID` of the request, or else `last-event-id` in its query.
@@ -70,6 +75,9 @@ def event_source(
         read: is called with the last version that the client has, 0 if it has none of this epoch,
             and returns what came after it: pairs of a version and the data of its event, in order.
         ping: seconds between two comments that keep the connection alive; 0 for none.
+        send_timeout: seconds for which the client may take no data, more than zero, before the
+            stream is cut off; `inf` for no limit. The server and the network buffer some data, and
+            this time begins when their buffers are full.
 
     Returns:
         An `EventSourceResponse`; or, if too many polls are open or the server stops, a stream
@@ -77,10 +85,12 @@ def event_source(
         polls, 5 seconds at least; or 400 for a malformed wait.
 
     Raises:
-        ValueError: `ping` is negative, infinite or NaN.
+        ValueError: `ping` is negative, infinite or NaN, or `send_timeout` is not above zero.
     """
     if not 0.0 <= ping < inf:
         raise ValueError(f"ping must be zero or more seconds, not {ping!r}")
+    if not send_timeout > 0.0:  # so that NaN is refused, too
+        raise ValueError(f"send_timeout must be more than zero seconds, not {send_timeout!r}")
     refusal = poll.hold()
     if refusal is not None:
         return _refused(refusal)
@@ -91,7 +101,40 @@ def event_source(
         key
     ):  # the key was forgotten, and counts from 0 again
         seen = 0
-    return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
+    assert poll.hold_scope is not None
+    events = _events(poll, versions, key, read, seen)
+    return _Stream(poll.hold_scope, send_timeout, events, ping=ping)
+
+
+class _Stream(EventSourceResponse):
+    """A stream that ends even if its client does not read.
+
+    Its own `send_timeout` is not that of `EventSourceResponse`, which limits neither the first nor
+    the last message, and raises an error for the server to log.
+
+    Args:
+        hold_scope: of the poll.
+        send_timeout: in seconds, for each message.
+        content, options: as `EventSourceResponse`.
+    """
+
+    def __init__(
+        self, hold_scope: CancelScope, send_timeout: float, content: Any, **options: Any
+    ) -> None:
+        super().__init__(content, **options)
+        self._hold_scope = hold_scope
+        self._seconds = send_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            with move_on_after(self._seconds):
+                await send(message)
+                return
+            self._hold_scope.cancel()
+            await sleep_forever()  # until the cancellation arrives: later events may not be sent
+
+        with self._hold_scope:
+            await super().__call__(scope, receive, send_in_time)
 
 
 def _refused(refusal: Outcome[Any]) -> Response:

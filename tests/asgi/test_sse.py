@@ -1,11 +1,16 @@
 """`purgatory.asgi.sse`: streams that resume where the connection was lost."""
 
 import asyncio
+from math import inf, nan
 from typing import Any
 
 import pytest
+from anyio import sleep
+from asgi_connection import Connection
 from asgi_requests import Request
-from loops import on_virtual_time
+from asgi_server import serving
+from helpers import iterations
+from loops import on_asyncio, on_virtual_time
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
@@ -18,8 +23,9 @@ pytestmark = pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 
 
 class News:
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, stream: Any = None, **options: Any) -> None:
         self.versions: Versions[str] = Versions(epoch="e")
+        self.stream_options = {"ping": 0, **(stream or {})}
         self.polls = LongPolls(signals=(), **options)
         self.items: list[str] = []
         app = Starlette(routes=[Route("/", self.stream)])
@@ -27,7 +33,7 @@ class News:
 
     async def stream(self, request: StarletteRequest) -> Response:
         return event_source(
-            self.polls.poll(request.scope), self.versions, "news", self.read, ping=0
+            self.polls.poll(request.scope), self.versions, "news", self.read, **self.stream_options
         )
 
     def read(self, seen: int) -> list[tuple[int, str]]:
@@ -36,6 +42,26 @@ class News:
     def publish(self, item: str) -> None:
         self.items.append(item)
         self.versions.bump("news")
+
+
+class Reader(Request):
+    """A request whose client takes some seconds for each message of a kind, `inf` for ever."""
+
+    def __init__(self, app: Any, message: str, seconds: float = inf) -> None:
+        self.message, self.seconds = message, seconds
+        super().__init__(app)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.message == kind_of(message):
+            await sleep(self.seconds)
+
+
+def kind_of(message: Any) -> str:
+    if message["type"] == "http.response.start":
+        return "start"
+    body = message["body"]
+    return "end" if not body else "ping" if body.startswith(b":") else "event"
 
 
 def event(number: int, data: str) -> str:
@@ -151,6 +177,79 @@ async def test_the_stop_ends_streams_properly():
 
 
 @on_virtual_time
+@pytest.mark.parametrize("message", ["start", "event", "ping", "end"])
+async def test_stop_ends_streams_whose_clients_do_not_read(message):
+    news = News(stream={"ping": 5, "send_timeout": inf})
+    news.publish("one")
+    requests = [Reader(news.app, message) for _ in range(3)]
+    await asyncio.sleep(100)
+    assert news.polls.open == 3
+    await news.polls.aclose()
+    assert asyncio.get_running_loop().time() == 101.0
+    assert news.polls.open == news.versions.thresholds.pending == 0
+    for request in requests:
+        await request.done()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("grace", [0.0, 30.0])
+async def test_stream_that_begins_with_the_stop_ends_with_it(grace):
+    news = News(grace=grace)
+    news.publish("one")
+
+    async def stopping(scope: Any, receive: Any, send: Any) -> None:
+        poll = news.polls.poll(scope)
+        response = event_source(poll, news.versions, "news", news.read, ping=0, send_timeout=inf)
+        news.polls.stop()
+        await response(scope, receive, send)
+
+    await Reader(news.polls.middleware(stopping), "event").done()
+    assert (asyncio.get_running_loop().time(), news.polls.open) == (grace + 1.0, 0)
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("message", "ping", "end"), [("start", 0, 60.0), ("event", 0, 60.0), ("ping", 5, 65.0)]
+)
+async def test_send_timeout_ends_the_stream_without_later_events(message, ping, end):
+    news = News(stream={"ping": ping})
+    for number in (1, 2, 3):
+        news.publish(str(number))
+    request = await Reader(news.app, message).done()
+    assert (asyncio.get_running_loop().time(), news.polls.open) == (end, 0)
+    assert kind_of(request.answer[-1]) == message
+
+
+@on_virtual_time
+async def test_slow_client_gets_all_events():
+    news = News()
+    for number in (1, 2, 3):
+        news.publish(str(number))
+    request = Reader(news.app, "event", 59.0)
+    await asyncio.sleep(200)
+    assert request.content.decode() == "".join(event(number, str(number)) for number in (1, 2, 3))
+    assert news.polls.open == 1
+    request.leave()
+    await request.done()
+
+
+@on_asyncio
+async def test_stop_ends_a_stream_that_uvicorn_cannot_send():
+    news = News()
+    async with serving(news.app) as port:
+        client = Connection(*await asyncio.open_connection("127.0.0.1", port, limit=1))
+        client.send("/")
+        while not news.polls.open:
+            await asyncio.sleep(0.01)
+        news.publish("event " * 10_000_000)  # more than the system buffers
+        news.publish("and one more, which has to wait")
+        await iterations(20)
+        await news.polls.aclose()
+        assert news.polls.open == news.versions.thresholds.pending == 0
+        client.reset()
+
+
+@on_virtual_time
 async def test_stream_counts_as_one_open_poll():
     news = News(max_open=1)
     stream = Request(news.app)
@@ -186,13 +285,22 @@ async def test_malformed_wait_of_a_stream_is_400():
     assert (await Request(News().app, b"wait=soon").done()).status == 400
 
 
-@pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
-async def test_invalid_ping_is_refused_before_registration(ping):
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"ping": -1.0}, "ping must be zero or more seconds, not -1.0"),
+        ({"ping": nan}, "ping must be zero or more seconds, not nan"),
+        ({"ping": inf}, "ping must be zero or more seconds, not inf"),
+        ({"send_timeout": 0.0}, "send_timeout must be more than zero seconds, not 0.0"),
+        ({"send_timeout": nan}, "send_timeout must be more than zero seconds, not nan"),
+    ],
+)
+async def test_invalid_option_is_refused_before_registration(options, complaint):
     news = News()
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
-        with pytest.raises(ValueError, match="ping must be zero or more seconds, not"):
-            event_source(news.polls.poll(scope), news.versions, "news", news.read, ping=ping)
+        with pytest.raises(ValueError, match=complaint):
+            event_source(news.polls.poll(scope), news.versions, "news", news.read, **options)
         assert news.polls.open == 0
 
     await Request(news.polls.middleware(stream)).done()
