@@ -1,6 +1,6 @@
 """The load behind `--demo` of both boards: real HTTP clients against a board in a process of its
-own. It prints its progress every second, and five lines about what it has seen; it ends with status
-1 if a promise was broken.
+own. It prints its progress every second, and five lines at the end, whose status is 1 if a promise
+was broken.
 
 Ten pollers share a topic. One publisher for each topic writes every two seconds or so, and a poll
 waits for 0.5 to 4 seconds, so that polls end both ways; every fifth poller hangs up early. That is

@@ -4,7 +4,7 @@ there.
 A new bucket is armed once, and stays armed until its time has come: an early callback (uvloop
 rounds to milliseconds, asyncio calls early by the resolution of its clock, deadlines beyond a day
 are scheduled in stages) arms it again, empty or not, and later by a share of a tick at least. So it
-ends on a clock that stands still between two callbacks. A clock that leaps back takes the wheel with
+ends on a clock that does not move between two callbacks. A clock that leaps back takes the wheel with
 it.
 The callback expires the entries that are due, or begins to cascade the bucket, a bounded amount for
 each iteration of the loop; the rest follows in the next ones, so that ten thousand timers of one

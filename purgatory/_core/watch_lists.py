@@ -12,8 +12,8 @@ it changes, and is never copied:
 
 An operation has *links*: the bare key if it is the only watcher of the key, else its chunk. With
 several keys, the links are the caller's tuple of keys, to save another tuple: the first chunk of a
-key is found by the key, and any other chunk replaces its key in the tuple. Keys behave as those of a
-dictionary: a key that changes its hash or equality meanwhile may keep an ended operation here, which
+key is found by the key, and any other chunk replaces its key in the tuple. Keys behave as keys of a
+dictionary: one that changes its hash or equality meanwhile may keep an ended operation here, which
 is never tried, until no operation is pending.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until

@@ -109,8 +109,8 @@ def event_source(
 class _Stream(EventSourceResponse):
     """A stream that ends even if its client does not read.
 
-    Its own `send_timeout` is not that of `EventSourceResponse`, which limits neither the first nor
-    the last message, and raises an error for the server to log.
+    `EventSourceResponse` has a `send_timeout`, too, which limits neither the first nor the last
+    message, and raises an error for the server to log.
 
     Args:
         hold_scope: of the poll.

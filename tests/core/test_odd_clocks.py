@@ -1,4 +1,4 @@
-"""Loops whose clock is coarse, stands still between two callbacks, or leaps: waits end, never early
+"""Loops whose clock is coarse, does not move between two callbacks, or leaps: waits end, never early
 by that clock."""
 
 import asyncio
@@ -12,7 +12,7 @@ from purgatory import IdleTracker, OperationCancelled, Purgatory, ThresholdPurga
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock leaps by what is added to `leap`, in seconds."""
+    """A loop whose clock leaps by the seconds added to `leap`."""
 
     leap = 0.0
 
@@ -22,7 +22,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
 
 class StandingLoop(asyncio.SelectorEventLoop):
     """A loop on virtual time whose clock stops just before a deadline, within its resolution, where
-    asyncio calls what is due."""
+    asyncio calls due callbacks."""
 
     def __init__(self, resolution):
         super().__init__()
@@ -35,7 +35,7 @@ class StandingLoop(asyncio.SelectorEventLoop):
     def _run_once(self):
         self.calls += 1
         if self.calls > 5000:
-            raise SystemExit("the clock stands still for ever")
+            raise SystemExit("the clock never moves")
         if not self._ready and self._scheduled:
             due = min(handle._when for handle in self._scheduled)
             if due >= self.now + self._clock_resolution:
