@@ -10,7 +10,6 @@ import os
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections.abc import Callable
 from contextvars import Context
-from os import getpid
 from threading import RLock
 from time import monotonic
 from typing import Any, Final
@@ -62,13 +61,11 @@ class LoopBinding:
         time: its clock, in seconds.
     """
 
-    __slots__ = ("_process", "loop", "time")
+    __slots__ = ("loop", "time")
 
     def __init__(self) -> None:
         self.loop: AbstractEventLoop = UNBOUND
         self.time: Callable[[], float] = float
-        self._process = 0
-        """The process in which it was bound."""
 
     @property
     def is_bound(self) -> bool:
@@ -99,7 +96,7 @@ class LoopBinding:
                 if self.loop is UNBOUND or (
                     self.loop is not loop and self.loop.is_closed() and not pending
                 ):
-                    self.loop, self.time, self._process = loop, clock_of(loop), getpid()
+                    self.loop, self.time = loop, clock_of(loop)
                     return True
             if loop is self.loop:
                 return False
@@ -134,11 +131,6 @@ class LoopBinding:
             waiting = f", and {pending} wait there for ever" if pending else ""
             why = (
                 f"that loop is closed{waiting}; use one for each loop, or close it before its loop"
-            )
-        elif self._process != getpid():
-            why = (
-                "that loop belongs to the process that this one was forked from; make one after "
-                "the fork"
             )
         elif self.loop.is_running():
             allowed = (

@@ -3,7 +3,6 @@ tasks that await the operation of a wait."""
 
 import asyncio
 import gc
-import os
 import weakref
 from itertools import pairwise
 
@@ -19,7 +18,7 @@ from helpers import (
     raiser,
     watch_all,
 )
-from loops import on_asyncio, on_virtual_time
+from loops import on_virtual_time
 
 from purgatory import (
     Cause,
@@ -28,7 +27,6 @@ from purgatory import (
     OperationState,
     Purgatory,
     PurgatoryFull,
-    WrongLoop,
 )
 from purgatory._core.conditions import Condition
 from purgatory._core.inbox import MAX_ITEMS
@@ -386,30 +384,6 @@ async def test_a_predicate_that_raises_leaves_no_cycle(purgatory):
         await iterations(4)
         assert not [each for each in gc.get_objects() if type(each) is Condition]
         assert gc.collect() == 0
-
-
-# Forks
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@on_asyncio
-@pytest.mark.filterwarnings("ignore:This process")
-async def test_error_after_fork_names_the_fork(purgatory):
-    watch_all(purgatory, [Probe()])
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            purgatory.check_and_complete("key")
-        except WrongLoop as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)  # noqa: ASYNC222  # it ends at once
-    os.close(write)
-    message = os.read(read, 10_000).decode()
-    os.close(read)
-    assert "forked" in message and "thread" not in message
 
 
 # Refusals
