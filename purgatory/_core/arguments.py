@@ -80,8 +80,16 @@ def check_limit(name: str, number: int | None) -> None:
         TypeError: it is no integer.
         ValueError: it is below 1.
     """
-    if number is not None and index(number) < 1:
-        raise ValueError(f"{name} must be at least 1, or None for no limit, got {describe(number)}")
+    if number is None:
+        return
+    try:
+        is_valid = index(number) >= 1
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a whole number, or None for no limit, not {describe(number)}"
+        ) from None
+    if not is_valid:
+        raise ValueError(f"{name} must be at least 1, or None for no limit, not {describe(number)}")
 
 
 def require_exception(action: str, exception: object) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, cast, final
 from anyio import CancelScope
 
 from purgatory import Observer, WrongLoop
-from purgatory._core.arguments import describe
+from purgatory._core.arguments import describe, seconds
 from purgatory._core.loop import running_loop
 from purgatory._core.observers import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
@@ -101,11 +101,13 @@ class LongPolls:
         read_ahead: int = READ_AHEAD,
     ) -> None:
         self.name = name
+        max_wait = seconds("max_wait", max_wait)
         if not 0.0 < max_wait < inf:
             raise ValueError(
                 f"max_wait must be a finite number of seconds above zero, not {max_wait!r}"
             )
-        if default_wait is not None and not 0.0 <= default_wait <= max_wait:
+        default_wait = max_wait if default_wait is None else seconds("default_wait", default_wait)
+        if not 0.0 <= default_wait <= max_wait:
             raise ValueError(
                 f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}"
             )
@@ -114,12 +116,14 @@ class LongPolls:
         if isinstance(max_open, EllipsisType):
             max_open = default_max_open()
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
+            if isinstance(limit, str):
+                raise TypeError(f"{name} must be a number, or None for no limit, not {limit!r}")
             if limit is not None and not limit >= 1:  # so that NaN is refused, too
                 raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
-        for name, seconds in (("retry_after", retry_after), ("grace", grace)):
-            if not 0.0 <= seconds < inf:
+        for name, pause in (("retry_after", retry_after), ("grace", grace)):
+            if not 0.0 <= seconds(name, pause) < inf:
                 raise ValueError(
-                    f"{name} must be a finite number of seconds, zero or more, not {seconds!r}"
+                    f"{name} must be a finite number of seconds, zero or more, not {pause!r}"
                 )
         if not 0 <= read_ahead < inf:
             raise ValueError(f"read_ahead must be zero or more bytes, not {read_ahead!r}")
@@ -128,7 +132,7 @@ class LongPolls:
             if number not in valid_signals():
                 raise ValueError(f"signals must be numbers of signals, which {number!r} is not")
         self.max_wait = max_wait
-        self.default_wait = max_wait if default_wait is None else default_wait
+        self.default_wait = default_wait
         self.spread = spread
         self.wait_parameter = wait_parameter
         self.max_open = max_open

@@ -103,6 +103,8 @@ class Versions(Generic[K]):
                     "the versions of a relay have its thresholds and its epoch: give neither "
                     "with it"
                 )
+            if isinstance(relay, str):
+                raise TypeError(f"relay must be a Relay, not {describe(relay)}")
             thresholds = cast(Any, _RelayThresholds(relay))
         if epoch is None:
             epoch = token_hex(4)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import inf
 from types import TracebackType
 from typing import Any, cast, final
 
@@ -133,7 +133,7 @@ class Relay:
         if forget_after is not None:
             durations["forget_after"] = forget_after
         for name, duration in durations.items():
-            if not (isfinite(duration) and duration > 0.0):
+            if not 0.0 < seconds(name, duration) < inf:
                 raise ValueError(
                     f"{name} must be a positive, finite number of seconds, got {duration!r}"
                 )

@@ -753,7 +753,7 @@ async def test_a_client_nobody_knows_is_not_limited():
     ("options", "complaint"),
     [
         ({"max_wait": 0.0}, "max_wait must be a finite number of seconds above zero, not 0.0"),
-        ({"max_wait": float("nan")}, "max_wait must be"),
+        ({"max_wait": float("nan")}, "max_wait cannot be NaN"),
         ({"max_wait": float("inf")}, "max_wait must be"),
         ({"default_wait": 61.0}, "default_wait must be from 0 to max_wait (60.0), not 61.0"),
         ({"default_wait": -1.0}, "default_wait must be"),
@@ -769,7 +769,7 @@ async def test_a_client_nobody_knows_is_not_limited():
             {"retry_after": float("inf")},
             "retry_after must be a finite number of seconds, zero or more, not inf",
         ),
-        ({"grace": float("nan")}, "grace must be"),
+        ({"grace": float("nan")}, "grace cannot be NaN"),
         (
             {"grace": float("inf")},
             "grace must be a finite number of seconds, zero or more, not inf",
@@ -784,6 +784,14 @@ async def test_a_client_nobody_knows_is_not_limited():
 def test_option_out_of_bounds_is_refused_by_name(options, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)):
         LongPolls(**options)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_wait", "default_wait", "retry_after", "grace", "max_open", "max_per_client"]
+)
+def test_option_from_environment_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=f"{name} must be a .*, not '60'"):
+        LongPolls(**{name: "60"})
 
 
 @pytest.fixture

@@ -337,3 +337,8 @@ async def test_failed_threadsafe_bump_is_reported_alone(reports):
     assert (versions.version("one"), versions.version("two")) == (2, 0)
     [report] = reports
     assert report["message"] == "cannot bump 'two', as another thread requested"
+
+
+def test_address_in_place_of_relay_is_refused():
+    with pytest.raises(TypeError, match="relay must be a Relay, not 'file:///x'"):
+        Versions(relay="file:///x")

@@ -97,7 +97,7 @@ def test_limit_of_one_and_more_is_accepted(limit):
 
 @pytest.mark.parametrize("limit", [0, -1, False])
 def test_limit_below_one_is_refused(limit):
-    with pytest.raises(ValueError, match=f"max_keys must be at least 1, .*got {limit}"):
+    with pytest.raises(ValueError, match=f"max_keys must be at least 1, .*not {limit}"):
         check_limit("max_keys", limit)
 
 

@@ -320,6 +320,12 @@ class SlowStore:
     async def send(self, payload: bytes) -> None: ...
 
 
+@pytest.mark.parametrize("name", ["resync", "timeout", "forget_after"])
+def test_duration_from_environment_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a number of seconds, not '15'"):
+        Relay(f"file://{tmp_path}", **{name: "15"})  # type: ignore[arg-type]
+
+
 @on_both_loops
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_cancelled_close_still_ends_operations_and_connections(
