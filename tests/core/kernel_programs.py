@@ -308,6 +308,8 @@ async def fuzz_main(seed: int) -> None:
         for _ in range(chance.randrange(1, 4)):
             part = chance.choice(parts)
             name = chance.choice([*slots_of(type(part)), "nothing"])
+            if name == "wheel_size":
+                continue  # with one of 1 the levels of a wheel never reach a deadline
             try:
                 if chance.random() < 0.3:
                     delattr(part, name)
