@@ -32,7 +32,7 @@
 
 #define FIELDS(X) \
     X(Bucket, chunk) X(Bucket, number) X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
-    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _rate) \
+    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _until) X(Wheel, _rate) \
     X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
@@ -812,6 +812,7 @@ static PyType_Spec watchers_spec = {
 /* ---- the wheel */
 
 #define ROUND_UP 0.999
+#define CLOSE 0.998
 
 /* For functions that return 1, 0, or -1 for an exception: the definition has to do it. */
 #define PASSED 2
@@ -824,8 +825,13 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
     if (!is_far && !(at > now)) return PASSED; /* overdue, or NaN */
     PyObject *rate = is_far ? AT(wheel, Wheel, _level1_rate) : AT(wheel, Wheel, _rate);
     if (!is_float(rate)) return PASSED;
-    double number = floor(at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP));
+    double ticks = at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP), number = floor(ticks);
     if (!(fabs(number) < 9e18)) return PASSED;
+    if (!is_far && ticks - number > CLOSE) {
+        double whole = PyFloat_AS_DOUBLE(rate);
+        if (whole != floor(whole)) return PASSED;
+        if (number / whole < at) number += 1;
+    }
     PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
     PyObject *bucket = *recent, *before = NULL;
     if (!is_a(bucket, st->Bucket) || !is_number(AT(bucket, Bucket, number), (long long)number)) {
@@ -927,8 +933,9 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
     State *st = self->st;
     PyObject *wheel = a[0], *now = a[1];
     if (!is_a(wheel, st->Wheel) || !is_float(now)) return PASS;
-    PyObject *budget = AT(wheel, Wheel, _budget), *drain = AT(wheel, Wheel, _expiring);
-    if (!is_int(budget) || !is_a(drain, st->Drain)) return PASS;
+    PyObject *budget = AT(wheel, Wheel, _budget), *drain = AT(wheel, Wheel, _expiring),
+        *until = AT(wheel, Wheel, _until);
+    if (!is_int(budget) || !is_a(drain, st->Drain) || !is_float(until)) return PASS;
     long left = PyLong_AsLong(budget);
     if (left <= 0) {
         PyErr_Clear();
@@ -936,7 +943,7 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
     }
     PyObject *entry = next_entry(st, drain);
     if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
-    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(now))) return PASS;
+    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
     Py_INCREF(entry);
     if (add_to(&AT(wheel, Wheel, _budget), -1) == 0
         && remove_from_wheel(st, wheel, entry) >= 0) return entry;

@@ -62,6 +62,7 @@ class LoopTimingWheel(LoopBinding):
     __slots__ = (
         "_continuation_scheduled",
         "_idle_checks",
+        "_is_working",
         "_last_idle_check",
         "_min_delay",
         "on_idle",
@@ -78,8 +79,8 @@ class LoopTimingWheel(LoopBinding):
         """Seconds by which a bucket is armed later than before, at least."""
         self.on_idle: Callable[[], object] = bool
         self.wake_ups = 0
-        self._continuation_scheduled = False
-        """Whether the next iteration of the loop continues the work."""
+        self._continuation_scheduled = self._is_working = False
+        """Whether the next iteration of the loop continues the work; whether this one works."""
         self._idle_checks = 0
         """How often in succession the wheel became empty within `BUSY_WINDOW`."""
         self._last_idle_check = -inf
@@ -104,7 +105,9 @@ class LoopTimingWheel(LoopBinding):
     # -- arming buckets
 
     def _arm(self, bucket: Bucket) -> None:
-        self._call_at(self.wheel.clock.instant(bucket.wake_tick), bucket)
+        # An overdue bucket that is opened by an iteration of work is work for the next one.
+        if not (self._is_working and bucket.wake_tick <= self.wheel.current_tick):
+            self._call_at(self.wheel.clock.instant(bucket.wake_tick), bucket)
 
     def _call_at(self, when: float, bucket: Bucket) -> None:
         bucket.scheduled_for = when = min(when, self.time() + MAX_TIMER_DELAY)
@@ -142,7 +145,7 @@ class LoopTimingWheel(LoopBinding):
 
     def _expire_due(self) -> None:
         """Does an iteration of work, and schedules the rest for the next iteration of the loop."""
-        self._continuation_scheduled = False
+        self._continuation_scheduled, self._is_working = False, True
         wheel, now = self.wheel, self.time()
         try:
             wheel.begin_iteration(MAX_PER_ITERATION, now)
@@ -157,6 +160,7 @@ class LoopTimingWheel(LoopBinding):
                     if steps is not None:
                         wheel.spend(steps - 1)
         finally:
+            self._is_working = False
             if wheel.has_overdue() and not self.loop.is_closed():
                 self._continuation_scheduled = True
                 self.loop.call_soon(self._expire_due, context=Context())

@@ -21,9 +21,10 @@ A deadline is rounded up to a tick if it lies ahead. A deadline that has passed 
 iteration of work, whatever the tick.
 
 An iteration of work (`begin_iteration`, then `next_due` until it returns None) does a bounded
-number of steps. Up to half of them cascade and the others expire due entries, so that neither
-starves after a stall; the remaining steps cascade again. The order of entries that are due in one
-tick is not promised; entries that were added to its own bucket come in the order of addition.
+number of steps. Up to half of them cascade, and the others expire due entries in the order of their
+ticks, after a stall too: an overdue entry keeps its own tick, and a tick waits while a wider bucket
+that may have earlier entries cascades. The order of entries that are due in one tick is not
+promised; entries that were added to its own bucket come in the order of addition.
 
 Most additions find their bucket by one multiplication and one look-up in one of the two finest
 levels. Rounding, or an outdated clock reading, may give another bucket than the exact one. This is
@@ -41,7 +42,7 @@ Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); 
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from math import floor, inf, isnan
+from math import floor, inf, isnan, nextafter
 from operator import index
 from typing import Final
 
@@ -57,6 +58,9 @@ the fourth 37 hours."""
 ROUND_UP: Final = 0.999
 """Added before `floor`, to round a number of ticks up unless it is an integer but for rounding
 errors, which are below 0.001 up to a loop time of 250 years with ticks of 1 ms."""
+
+CLOSE: Final = 0.998
+"""Above this fraction the number of ticks was an integer, or little more, which is the next tick."""
 
 
 @fields
@@ -91,6 +95,7 @@ class TimingWheel:
         "_cascading",
         "_due",
         "_expiring",
+        "_expiring_tick",
         "_generation",
         "_level0_buckets",
         "_level0_end",
@@ -103,6 +108,7 @@ class TimingWheel:
         "_recent0",
         "_recent1",
         "_tick_time",
+        "_until",
         "_wide",
         "clock",
         "current_tick",
@@ -144,7 +150,9 @@ class TimingWheel:
         """The open buckets of the other levels, a heap by the tick at which they cascade, and
         level."""
         self._expiring = Drain()
-        """The entries of closed buckets that are due."""
+        """The entries of the closed bucket that is due."""
+        self._expiring_tick, self._until = -MAX_TICK, -inf
+        """Its tick, and its last deadline in seconds; entries with later ones were postponed."""
         self._cascading: list[tuple[int, int, Drain]] = []
         """The entries of closed wide buckets, which cascade: a heap by start and serial number."""
         self._cascades = 0
@@ -224,7 +232,11 @@ class TimingWheel:
             if when > self._level0_end:
                 chunk = self._level1_buckets[floor(when * self._level1_rate)].chunk
             elif when > now:
-                chunk = self._level0_buckets[floor(when * self._rate + ROUND_UP)].chunk
+                ticks = when * self._rate + ROUND_UP
+                number = floor(ticks)
+                if ticks - number > CLOSE and self.clock.instant(number) < when:
+                    number += 1
+                chunk = self._level0_buckets[number].chunk
             else:
                 chunk = None
         except (KeyError, OverflowError):  # the latter for infinity
@@ -260,13 +272,18 @@ class TimingWheel:
         entry._timer_deadline = when
 
     def _chunk_for(self, when: float, now: float) -> Chunk:
-        """The chunk for an entry that is due at `when`."""
+        """The chunk for a new entry that is due at `when`."""
         self._advance_clock(now)
+        due_tick = self.clock.due_tick(when)
         # Rounded up only if it lies ahead: with a long tick, it would be up to a tick late.
-        due_tick = self.clock.due_tick(when) if when > now else self.current_tick
+        if when <= now and self.clock.instant(due_tick) > when:
+            due_tick -= 1
+        return self._chunk_for_tick(due_tick)
+
+    def _chunk_for_tick(self, due_tick: int) -> Chunk:
         if due_tick == MAX_TICK:
             return self._beyond_horizon.writable_chunk()
-        return self._bucket_for_tick(max(due_tick, self.current_tick)).writable_chunk()
+        return self._bucket_for_tick(due_tick).writable_chunk()
 
     def _bucket_for_tick(self, due_tick: int) -> Bucket:
         """The bucket of `due_tick`, a new one if there is none."""
@@ -326,7 +343,7 @@ class TimingWheel:
             self._cascades += 1
             heappush(self._cascading, (bucket.start_tick, self._cascades, drain))
         self._generation += 1
-        self._budget = budget - self._cascade(budget // 2, now)
+        self._budget = budget - self._cascade(budget // 2)
 
     @compiled
     def next_due(self, now: float) -> TimerEntry | None:
@@ -335,16 +352,14 @@ class TimingWheel:
         while self._budget > 0:
             entry = self._expiring.next_entry()
             if entry is None:
-                if self._expire_next_bucket():
+                if self._expire_next_bucket(now):
                     continue
-                self._budget -= self._cascade(self._budget, now)
+                self._budget -= self._cascade(self._budget)
                 break
             self._budget -= 1
-            # An addition may have advanced the wheel beyond `now`.
-            if (
-                entry._timer_deadline <= now
-                or self.clock.due_tick(entry._timer_deadline) <= self.current_tick
-            ):
+            # With ticks finer than its float, a deadline may be past its tick.
+            when = entry._timer_deadline
+            if when <= self._until or self.clock.due_tick(when) <= self._expiring_tick:
                 # As `remove`, but without a call, in which a finalizer may run and postpone it.
                 chunk = entry._timer_chunk
                 if chunk is not None:
@@ -354,7 +369,7 @@ class TimingWheel:
                         self._on_empty()
                     return entry
             else:
-                self._move(entry, self._chunk_for(entry._timer_deadline, now))
+                self._move_on(entry)
         return None
 
     def spend(self, steps: int) -> None:
@@ -367,18 +382,31 @@ class TimingWheel:
             self._expiring
             or self._cascading
             or (self._due and self._due[0][0] <= self.current_tick)
+            or self._has_overdue_wide()
         )
 
-    def _expire_next_bucket(self) -> bool:
-        """Closes the next due bucket; False if there is none for this iteration."""
+    def _has_overdue_wide(self) -> bool:
+        """Whether a wide bucket has to cascade, and has not begun."""
+        return bool(self._wide) and self._wide[0][0] <= self.current_tick
+
+    def _expire_next_bucket(self, now: float) -> bool:
+        """Closes the next due bucket; False if there is none for this iteration, or if earlier
+        entries may still be in wider buckets."""
         heap = self._due
         if not heap or heap[0][0] > self.current_tick or heap[0][1].generation == self._generation:
             return False
-        self._expiring.extend(self._close(heappop(heap)[1]))
+        if self._has_overdue_wide() or (self._cascading and self._cascading[0][0] <= heap[0][0]):
+            return False
+        due_tick, bucket = heappop(heap)
+        self._expiring_tick = due_tick
+        # Those that were overdue when they were added lie between the tick and the next one.
+        last = nextafter(self.clock.instant(due_tick + 1), -inf)
+        self._until = max(self.clock.instant(due_tick), min(last, now))
+        self._expiring.extend(self._close(bucket))
         self._budget -= 1  # after a stall there may be thousands of empty ones
         return True
 
-    def _cascade(self, limit: int, now: float) -> int:
+    def _cascade(self, limit: int) -> int:
         """Moves up to `limit` entries of cascading buckets to narrower ones; returns their
         number."""
         moved = 0
@@ -387,9 +415,13 @@ class TimingWheel:
             if entry is None:
                 heappop(self._cascading)
                 continue
-            self._move(entry, self._chunk_for(entry._timer_deadline, now))
+            self._move_on(entry)
             moved += 1
         return moved
+
+    def _move_on(self, entry: TimerEntry) -> None:
+        """Moves an entry of a closed bucket to the bucket of its own tick."""
+        self._move(entry, self._chunk_for_tick(self.clock.due_tick(entry._timer_deadline)))
 
     def _move(self, entry: TimerEntry, target: Chunk) -> None:
         chunk = entry._timer_chunk

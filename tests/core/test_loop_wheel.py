@@ -8,6 +8,7 @@ import gc
 import math
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
@@ -536,6 +537,27 @@ async def test_context_of_scheduler_is_freed(outcome: str) -> None:
     assert timer.size + len(seen) == (0 if outcome == "cancelled" else 3 * MAX_PER_ITERATION)
     for task in tasks:
         task.cancel()
+
+
+@pytest.mark.parametrize("wheel_size", [2, 3, 20, DEFAULT_WHEEL_SIZE])
+async def test_ticks_expire_in_order_while_loop_is_held(wheel_size: int) -> None:
+    loop, randomly, seen = asyncio.get_running_loop(), random.Random(1), list[float]()
+    timer, done = Timer(wheel_size=wheel_size), loop.create_future()
+
+    def hold(number: int) -> None:
+        time.sleep(0.013)
+        if number:
+            loop.call_later(0.02, hold, number - 1)
+
+    base = loop.time() + 0.05
+    whens = [base + 0.0015 * number for number in range(200)]
+    for when in randomly.sample(whens, len(whens)):
+        timer.call_at(when, seen.append, when)
+    timer.call_at(whens[-1] + 0.01, done.set_result, None)
+    loop.call_soon(hold, 15)
+    await done
+    due_ticks = [timer.wheel.clock.due_tick(when) for when in seen]
+    assert len(seen) == len(whens) and due_ticks == sorted(due_ticks)
 
 
 # Bursts

@@ -324,27 +324,28 @@ def test_iteration_keeps_to_its_budget(budget: int) -> None:
     assert iterations >= 3 * 200 / budget
 
 
-def test_budget_splits_between_cascading_and_expiry() -> None:
+def test_budget_splits_between_cascading_and_earlier_ticks() -> None:
     wheel = WatchedWheel(wheel_size=1000)
     for number in range(1000):
         wheel.add(Named(number), 5000, 0)
+        wheel.add(Named(number), 4100 + number // 200, 0)
+    wheel.all_due(3999)
 
     def moved_and_due_at(now: int) -> tuple[int, int]:
         moves = wheel.moves
         due = len(list(wheel.one_iteration(now, 40)))
         return wheel.moves - moves, due
 
-    assert [moved_and_due_at(now) for now in (3999, 4000, 4001, 4999)] == [
-        (0, 0),
-        (40, 0),
-        (40, 0),
-        (40, 0),
-    ]
-    late = [moved_and_due_at(now) for now in range(5000, 5010)]
-    assert all(moved == 20 for moved, _ in late)
-    assert (
-        sum(due for _, due in late) >= 10 * 20 - 30
-    )  # a due bucket costs a step, and a bucket that opens has to wait
+    assert [moved_and_due_at(now) for now in (4000, 4001)] == [(40, 0), (40, 0)]
+    split = [moved_and_due_at(now) for now in range(4110, 4120)]
+    assert all(moved == 20 for moved, _ in split)
+    assert sum(due for _, due in split) >= 10 * 20 - 10  # a due bucket costs a step
+    # The tick waits while its own bucket cascades, which then has the whole budget.
+    waiting = [moved_and_due_at(5000) for _ in range(100)]
+    assert [due for moved, due in waiting if moved == 40] == [0] * sum(
+        moved == 40 for moved, _ in waiting
+    )
+    assert wheel.size == 0
 
 
 def test_expiry_alone_uses_the_whole_budget() -> None:
@@ -602,20 +603,38 @@ def test_large_wide_bucket_delays_no_entry(wheel_size: int, order: str, meddle: 
         assert sum(isinstance(name, tuple) for name in late.by_name) == 3000
 
 
-def test_backlog_of_cascades_does_not_delay_due_entries() -> None:
-    wheel = WatchedWheel(wheel_size=32)
-    for number in range(5000):
-        wheel.add(Named(("long", number)), 4096 + (number * 7) % 1024, 0)
-    late = Lateness(wheel, budget=64)
-    late.run(range(20))
-    late.run(range(4200, 5200))
-    short = {
-        name: by for name, by in late.by_name.items() if isinstance(name, int) and name >= 4220
-    }
-    assert len(short) >= 900
-    assert max(short.values()) <= 4  # entries moved to their own tick come first
-    assert sum(isinstance(name, tuple) for name in late.by_name) == 5000
-    wheel._check()
+@pytest.mark.parametrize("budget", [1, 7, 64, 512])
+@pytest.mark.parametrize("wheel_size", [2, 3, 20, 512])
+@pytest.mark.parametrize("tick", [1.0, 0.001])
+def test_ticks_expire_in_order_after_any_stall(wheel_size: int, budget: int, tick: float) -> None:
+    randomly = random.Random(f"{wheel_size} {budget}")
+    wheel, now, ticks = WatchedWheel(tick, wheel_size), 7.0 * tick, list[int]()
+    for _ in range(60):
+        for _ in range(20):
+            when = now + tick * randomly.choice([0.5, 1.5, 13, 300, 5000]) * randomly.random()
+            wheel.add(Named(None), max(when, math.nextafter(now, math.inf)), now)
+        now += tick * randomly.choice([0.1, 1, 13, 200, 3000]) * randomly.random()
+        for _ in range(randomly.choice([1, 2, 100])):
+            wheel.begin_iteration(budget, now)
+            while (entry := wheel.next_due(now)) is not None:
+                ticks.append(wheel.clock.due_tick(entry._timer_deadline))
+        wheel._check()
+    while wheel.size:
+        now += tick * 100
+        wheel.begin_iteration(budget, now)
+        while (entry := wheel.next_due(now)) is not None:
+            ticks.append(wheel.clock.due_tick(entry._timer_deadline))
+    assert len(ticks) == 60 * 20
+    assert ticks == sorted(ticks)
+
+
+def test_overdue_entries_keep_their_own_ticks() -> None:
+    wheel = WatchedWheel()
+    wheel.put("reaches", 50)
+    assert wheel.all_due(50) == ["reaches"]
+    for when in (49, 12, 31.5, 50, 12):
+        wheel.put(when, when, now=50)
+    assert wheel.all_due(50) == [12, 12, 31.5, 49, 50]
 
 
 # Chunks
@@ -906,7 +925,8 @@ def test_entry_that_passed_while_cascading_is_due(level: int) -> None:
     wheel = WatchedWheel(wheel_size=10)
     when = 8 * 10**level + 3.25
     wheel.put("late", when)
-    assert wheel.all_due(when + 0.5) == ["late"]  # its tick begins only at 0.75
+    assert wheel.all_due(when + 0.5) == []
+    assert wheel.all_due(when + 0.75) == ["late"]  # when its tick begins
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.01, 0.25, 2.5, 1 / 3])
