@@ -242,7 +242,7 @@ async def test_coroutine_as_predicate_is_refused_by_name():
 
 @on_virtual_time
 async def test_unhashable_key_of_a_check_is_named(purgatory):
-    with pytest.raises(TypeError, match=r"cannot check \['tea'\]: unhashable type: 'list'"):
+    with pytest.raises(TypeError, match=r"cannot check \['tea'\]: .*unhashable type: 'list'"):
         purgatory.check_and_complete(["tea"])
 
 

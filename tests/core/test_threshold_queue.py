@@ -236,8 +236,6 @@ OTHERS = "others wait there, and "
 @pytest.mark.parametrize(
     ("others", "threshold", "reason"),
     [
-        ([], [1], "cannot wait for 'orders' to reach [1]: unhashable type: 'list'"),
-        ([3], [1], "cannot wait for 'orders' to reach [1]: unhashable type: 'list'"),
         ([3], "text", f"cannot wait for 'orders' to reach 'text': {OTHERS}'<' not supported"),
         ([3], SIGNALLING, "cannot wait for 'orders' to reach Decimal('sNaN'): "),
         ([(1, "a"), (2,), (3,)], (1, 5), f"{OTHERS}'<' not supported"),
@@ -248,6 +246,15 @@ def test_unplaceable_threshold_is_refused_and_changes_nothing(others, threshold,
     queue, waiters = crowd(others)
     with pytest.raises(TypeError, match=escape(reason)):
         queue.add(Waiter(threshold))
+    assert queue._check() == waiters and len(queue._heap) == queue.size
+
+
+@pytest.mark.parametrize("others", [[], [3]])
+def test_unhashable_threshold_is_refused_and_changes_nothing(others):
+    queue, waiters = crowd(others)
+    # CPython 3.14 has more words between.
+    with pytest.raises(TypeError, match=r"cannot wait for 'orders' to reach \[1\]: .*unhashable"):
+        queue.add(Waiter([1]))
     assert queue._check() == waiters and len(queue._heap) == queue.size
 
 

@@ -203,7 +203,7 @@ async def test_partially_ordered_threshold_is_refused():
 @pytest.mark.parametrize("threshold", [[1], {1}, (1, [2])])
 async def test_unhashable_threshold_is_refused_and_changes_nothing(threshold):
     async with ThresholdPurgatory(max_keys=1) as purgatory:
-        with pytest.raises(TypeError, match=r"cannot wait for 'key' to reach .*: unhashable type"):
+        with pytest.raises(TypeError, match=r"cannot wait for 'key' to reach .*unhashable type"):
             await purgatory.wait("key", threshold, 30)
         assert counts(purgatory, "keys", "pending") == (0, 0) and purgatory._wheel.size == 0
         assert purgatory.advance("other", 1) == 0
