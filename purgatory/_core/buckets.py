@@ -76,7 +76,7 @@ if PYPY:
             number = getattr(entry, "_timer_number", None)
             if type(number) is not int:  # a subclass may return any object
                 entry._timer_number = number = _next_number()
-            self[number] = entry
+            self.setdefault(number, entry)
 
         def __delitem__(self, entry: Any) -> None:
             self.pop(entry._timer_number)
