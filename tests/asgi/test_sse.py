@@ -114,7 +114,7 @@ async def test_stream_resumes_after_last_event_id(last_event_id, first):
         (b"last-event-id=nonsense", {}, 1),
     ],
 )
-async def test_stream_resumes_after_the_query_unless_a_header_is_sent(query, headers, first):
+async def test_stream_resumes_after_query_unless_header_is_sent(query, headers, first):
     news = News()
     for number in (1, 2, 3):
         news.publish(str(number))
@@ -193,7 +193,7 @@ async def test_stop_ends_streams_whose_clients_do_not_read(message):
 
 @on_virtual_time
 @pytest.mark.parametrize("grace", [0.0, 30.0])
-async def test_stream_that_begins_with_the_stop_ends_with_it(grace):
+async def test_stream_begun_at_the_stop_ends_with_it(grace):
     news = News(grace=grace)
     news.publish("one")
 

@@ -79,7 +79,7 @@ async def test_operation_that_is_not_awaited_keeps_the_error(purgatory, reports,
 
 
 @on_virtual_time
-async def test_reply_that_fails_while_it_is_sent_raises_later(purgatory, lost):
+async def test_reply_failed_while_sent_raises_later(purgatory, lost):
     with purgatory.expect("key", 30) as reply:
         purgatory.fail("key", lost)
         await asyncio.sleep(5)

@@ -148,7 +148,7 @@ def test_further_scheme_is_used(run: Runner, server: Any, scheme: str, kind: str
 
 
 @slow
-def test_options_of_the_address_do_not_override_the_relays(run: Runner, tmp_path: Path) -> None:
+def test_options_of_address_leave_the_relays_own(run: Runner, tmp_path: Path) -> None:
     options = "decode_responses=True&protocol=3&encoding=utf-16&socket_timeout=0.01&client_name=a"
     with redis_server(tmp_path) as redis:
 

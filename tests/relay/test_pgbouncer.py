@@ -66,7 +66,7 @@ def test_relay_takes_two_connections_and_releases_them(
     run(main)
 
 
-def test_settings_of_the_database_change_nothing_behind_the_pooler(
+def test_settings_of_database_change_nothing_behind_pooler(
     run: Runner, servers: tuple[PostgresServer, PgBouncer]
 ) -> None:
     postgres, pooler = servers

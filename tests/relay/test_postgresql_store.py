@@ -451,7 +451,7 @@ def test_unsafe_transaction_of_the_caller_is_refused(
                     words = ("a", 7) if call == here.advance else ("a",)
                     with pytest.raises(ValueError, match=match):
                         await call(*words, connection=connection)
-                assert await connection.fetchval("SELECT 1") == 1  # the transaction goes on
+                assert await connection.fetchval("SELECT 1") == 1  # the transaction is intact
             assert await here.version("a") == 0
             async with connection.transaction(isolation="read_committed"):
                 assert await here.bump("a", connection=connection) == 1

@@ -180,7 +180,7 @@ def test_versions_follow_tags_and_history_adds_up():
     assert tags == [None, '"1"', '"2"', '"2"']
 
 
-def test_answers_without_a_tag_are_asked_for_with_pauses(monkeypatch):
+def test_answers_without_tag_are_polled_with_pauses(monkeypatch):
     pauses, answers = [], [(200, {}, body())] * 3
     monkeypatch.setattr(_follow.time, "sleep", pauses.append)
     with (
