@@ -12,11 +12,11 @@ from purgatory.metrics._meter import Meter
 from purgatory.metrics._purgatories import (
     POLL,
     Polls,
-    Statistics,
     as_tuple,
     encodable,
     open_limit,
     sum_by_name,
+    with_relay,
 )
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 
@@ -44,7 +44,7 @@ def observe(
             that share a name are summed up.
         thresholds: read in the same way.
         polls: read for open polls and their endings.
-        relay: its connection and its counts.
+        relay: its connection, its counts, and its waits for versions and values.
         meter_provider: creates the instruments, and reads them on its own thread; by default the
             global one.
 
@@ -55,7 +55,7 @@ def observe(
         raise TypeError(f"meter must be a Meter, not {meter!r}")
     otel_meter = get_meter("purgatory", meter_provider=meter_provider)
     _create_for_kinds(otel_meter, meter)
-    _create_for_purgatories(otel_meter, as_tuple(purgatories), as_tuple(thresholds))
+    _create_for_purgatories(otel_meter, as_tuple(purgatories), as_tuple(thresholds), relay)
     counter, up_down = (
         otel_meter.create_observable_counter,
         otel_meter.create_observable_up_down_counter,
@@ -149,19 +149,27 @@ def _create_for_kinds(otel_meter: OTelMeter, meter: Meter) -> None:
 
 
 def _create_for_purgatories(
-    otel_meter: OTelMeter, purgatories: tuple[Any, ...], thresholds: tuple[Any, ...]
+    otel_meter: OTelMeter,
+    purgatories: tuple[Any, ...],
+    thresholds: tuple[Any, ...],
+    relay: "Relay | None",
 ) -> None:
+    def read(field: str, has_thresholds: bool, _: CallbackOptions) -> Iterator[Observation]:
+        both = with_relay(purgatories, thresholds, relay)
+        sources = [*both[0], *both[1]] if has_thresholds else both[0]
+        for name, number in sum_by_name([each.statistics() for each in sources], field).items():
+            yield Observation(number, {"purgatory": name})
+
     counter, up_down = (
         otel_meter.create_observable_counter,
         otel_meter.create_observable_up_down_counter,
     )
-    both = *purgatories, *thresholds
-    for create, name, sources, field, unit, text in (
-        (up_down, "pending", both, "pending", "{operation}", "Operations that wait now."),
+    for create, name, has_thresholds, field, unit, text in (
+        (up_down, "pending", True, "pending", "{operation}", "Operations that wait now."),
         (
             up_down,
             "watches",
-            purgatories,
+            False,
             "watched",
             "{watch}",
             "Pairs of an operation and a key that it watches.",
@@ -169,7 +177,7 @@ def _create_for_purgatories(
         (
             up_down,
             "keys",
-            both,
+            True,
             "keys",
             "{key}",
             "Keys that operations watch, or that have a value, in threshold purgatories.",
@@ -177,7 +185,7 @@ def _create_for_purgatories(
         (
             counter,
             "wake_ups",
-            both,
+            True,
             "wake_ups",
             "{callback}",
             "Callbacks that the event loop made to the timing wheel.",
@@ -185,13 +193,13 @@ def _create_for_purgatories(
         (
             counter,
             "moves",
-            both,
+            True,
             "moves",
             "{operation}",
             "How often the timing wheel moved an operation to a narrower bucket.",
         ),
     ):
-        create(f"purgatory.{name}", [partial(_of_purgatories, sources, field)], unit, text)
+        create(f"purgatory.{name}", [partial(read, field, has_thresholds)], unit, text)
 
 
 def _names(kind: KindMetrics) -> dict[str, str]:
@@ -241,14 +249,6 @@ def _buckets(histogram: Histogram, attributes: dict[str, str]) -> Iterator[Obser
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
         if count:
             yield Observation(count, {**attributes, "up_to": str(bound)})
-
-
-def _of_purgatories(
-    purgatories: Iterable[Any], field: str, _: CallbackOptions
-) -> Iterator[Observation]:
-    statistics: list[Statistics] = [purgatory.statistics() for purgatory in purgatories]
-    for name, number in sum_by_name(statistics, field).items():
-        yield Observation(number, {"purgatory": name})
 
 
 def _open(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from purgatory import PurgatoryStatistics, ThresholdStatistics
+
+if TYPE_CHECKING:
+    from purgatory.relay import Relay
 
 T = TypeVar("T")
 Statistics = PurgatoryStatistics | ThresholdStatistics
@@ -58,3 +61,12 @@ def sum_by_name(statistics: Sequence[Statistics], field: str) -> Counter[str]:
     for each in statistics:
         sums[encodable(each.name)] += getattr(each, field)
     return sums
+
+
+def with_relay(
+    purgatories: Iterable[Any], thresholds: Iterable[Any], relay: "Relay | None"
+) -> tuple[list[Any], list[Any]]:
+    """Both with the relay's current waits, without repeats: a user may have given them, too."""
+    if relay is None:
+        return [*purgatories], [*thresholds]
+    return [*{*purgatories, relay.replies}], [*{*thresholds, relay.thresholds}]

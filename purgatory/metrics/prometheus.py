@@ -36,6 +36,7 @@ from purgatory.metrics._purgatories import (
     encodable,
     open_limit,
     sum_by_name,
+    with_relay,
 )
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 from purgatory.metrics._stream import StreamMeter, StreamStatistics
@@ -65,7 +66,8 @@ def collector(
             that share a name are summed up.
         thresholds: read in the same way.
         polls: read for open polls and their endings.
-        relay: its connection and its counts; a process has one relay.
+        relay: its connection, its counts, and its waits for versions and values; a process has one
+            relay.
         stream: the counts of a stream of `purgatory.pipeline`.
 
     Raises:
@@ -149,9 +151,9 @@ class _Collector(Collector):
         """Called at each scrape, on any thread. Cost: some hundred samples for each kind, for any
         number of pending operations."""
         yield from _of_kinds(self._meter.snapshot())
+        purgatories, thresholds = with_relay(self._purgatories, self._thresholds, self._relay)
         yield from _of_purgatories(
-            [each.statistics() for each in self._purgatories],
-            [each.statistics() for each in self._thresholds],
+            [each.statistics() for each in purgatories], [each.statistics() for each in thresholds]
         )
         if self._polls:
             yield from _of_polls(self._polls)

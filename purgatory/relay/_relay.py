@@ -604,6 +604,12 @@ class Relay:
         the relay. Advancing it does not reach other processes: write with `bump`."""
         return self._thresholds
 
+    @property
+    def replies(self) -> Purgatory[Any]:
+        """The calls of `receive` in this process, as `thresholds` has the waits for versions.
+        Completing them here does not settle their keys: use `deliver`."""
+        return self._replies
+
     def statistics(self) -> RelayStatistics:
         """A snapshot of the counters. Cost: O(1)."""
         follower, sync = self._follower, self._sync

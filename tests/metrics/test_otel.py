@@ -75,7 +75,10 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
         operation.ready = True
         await asyncio.sleep(0.001)
         jobs.check_and_complete(number)
+        receiving = asyncio.create_task(relay.receive("order"))
+        await asyncio.sleep(0)
         exported = numbers(reader)
+        receiving.cancel()
     kind = ("kind", "Probe"), ("purgatory", "jobs")
     assert (
         exported[
@@ -94,6 +97,7 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
         == exported["purgatory.watches", ("purgatory", "jobs")]
         == 2
     )
+    assert exported["purgatory.pending", ("purgatory", "relay")] == 1
     assert exported["purgatory.keys", ("purgatory", "versions")] == 1
     assert exported["purgatory.polls", ("ending", "gone")] == 2
     assert exported["purgatory.polls", ("ending", "refused")] == 0

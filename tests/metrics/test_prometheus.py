@@ -55,7 +55,14 @@ async def scraped(tmp_path, read):
         orders.try_complete_else_watch(operation, ["both"])
         operation.ready = True
         orders.check_and_complete("both")
-        return read(registry)
+        async with asyncio.TaskGroup() as group:
+            waits = [relay.wait("x", 0), relay.receive("x"), relay.receive("y")]
+            tasks = [group.create_task(wait) for wait in waits]
+            await asyncio.sleep(0)
+            result = read(registry)
+            for task in tasks:
+                task.cancel()
+        return result
 
 
 def samples(families):
@@ -99,6 +106,7 @@ async def test_both_parsers_read_what_was_counted(tmp_path):
             == 1
         )
         assert values["purgatory_pending_operations", ("purgatory", "jobs")] == 4
+        assert values["purgatory_pending_operations", ("purgatory", "relay")] == 3
         assert values["purgatory_watches", ("purgatory", "jobs")] == 8
         assert values["purgatory_keys", ("purgatory", "versions")] == 1
         assert values["purgatory_polls_total", ("ending", "deadline")] == 3
