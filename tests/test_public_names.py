@@ -19,7 +19,6 @@ EXTRAS = [
     "starlette",
     "sse_starlette",
     "uvicorn",
-    "matplotlib",
     "pyarrow",
     "pandas",
     "prometheus_client",

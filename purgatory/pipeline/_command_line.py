@@ -38,11 +38,6 @@ PROGRAMS: Final = {
         "report._command",
         "report",
     ),
-    "simulate": Entry(
-        "Replays a journal with other ticks, wheel sizes and timeouts, and recommends one.",
-        "simulate._command",
-        "spark",
-    ),
     "stream": Entry(
         "Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"
     ),

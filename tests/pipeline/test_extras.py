@@ -13,7 +13,7 @@ sys.modules.update(dict.fromkeys({missing!r}))  # importing these fails from her
 from purgatory.pipeline._command_line import main
 sys.exit(main({arguments!r}))
 """
-SPARK = ("pyspark", "py4j", "matplotlib", "uvicorn")
+SPARK = ("pyspark", "py4j", "uvicorn")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,6 @@ SPARK = ("pyspark", "py4j", "matplotlib", "uvicorn")
         ("report", "rich", "report"),
         ("report", "plotly", "report"),
         ("compact", "pyarrow", "journal"),
-        ("simulate", "pyspark", "spark"),
         ("stream", "pyspark", "spark"),
         ("synth", "pyspark", "spark"),
     ],
@@ -67,4 +66,4 @@ def test_the_help_needs_nothing(program: Program) -> None:
         ),
     ).stdout
 
-    assert all(name in said for name in ("compact", "report", "simulate", "stream", "synth"))
+    assert all(name in said for name in ("compact", "report", "stream", "synth"))

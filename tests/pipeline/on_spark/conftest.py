@@ -14,7 +14,6 @@ from requirements import unavailable
 
 from purgatory.pipeline import _session, synth
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
-from purgatory.pipeline.simulate import _command as simulate
 
 SETTINGS = {
     "spark.driver.extraJavaOptions": OPTIONS,
@@ -49,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def programs_on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """`report`, `simulate` and `synth` run on `spark` where they would start one."""
-    for program in (_session, simulate, synth):  # `report` asks `_session`
+    """`report` and `synth` run on `spark` where they would start one."""
+    for program in (_session, synth):  # `report` asks `_session`
         monkeypatch.setattr(program, "spark_session", lambda *_, **__: nullcontext(spark))
     return spark

@@ -1,5 +1,4 @@
-"""Journals and tables on HDFS, and workers that share no folder: report, simulate and stream, as
-processes."""
+"""Journals and tables on HDFS, and workers that share no folder: report and stream, as processes."""
 
 import os
 import random
@@ -19,8 +18,6 @@ from maven import Unavailable
 from pyspark.sql import SparkSession
 from readme_blocks import ROOT, blocks
 from requirements import unavailable
-from runs import run_of_a_server
-from runs import write as write_runs
 from streams import as_parquet, happens, put, waits
 
 from purgatory.pipeline._remote import Hadoop
@@ -132,26 +129,6 @@ def test_report_on_hdfs_equals_local_report(
     storage = Hadoop(spark)
     assert storage.read(f"{cluster.uri}/out/report.html", 100).startswith(b"<!doctype html>")
     assert sorted(storage.names(f"{cluster.uri}/out")) == ["rejected", "report.html", "tables"]
-
-
-def test_a_journal_on_hdfs_is_replayed_to_hdfs(
-    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
-) -> None:
-    run = run_of_a_server(3)
-    write_runs(tmp_path / "journal", {"a": run})
-    upload(spark, tmp_path / "journal", f"{cluster.uri}/run")
-
-    said = pipeline(
-        "simulate", f"{cluster.uri}/run", "--out", f"{cluster.uri}/answers", "--tick", "0.001,0.1"
-    )
-
-    assert "ends as the journal recorded for all 300 operations" in said.stdout
-    found = spark.read.parquet(f"{cluster.uri}/answers/settings").orderBy("tick").collect()
-    assert [(row.tick, row.operations, row.different) for row in found] == [
-        (0.001, 300, 0),
-        (0.1, 300, 0),
-    ]
-    assert Hadoop(spark).read(f"{cluster.uri}/answers/settings.png", 100).startswith(b"\x89PNG")
 
 
 def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(

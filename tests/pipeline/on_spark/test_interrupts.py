@@ -16,7 +16,7 @@ from journals import operation, write
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 600.0
 """Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
-MOMENTS = {"compact": "pyarrow.lib", "synth": "pyspark", "simulate": "purgatory.pipeline._session"}
+MOMENTS = {"compact": "pyarrow.lib", "synth": "pyspark"}
 """Programs, and a module of theirs whose import has just ended."""
 
 
@@ -52,7 +52,6 @@ def arguments(program: str, folder: Path) -> list[str]:
         (folder / name).mkdir(exist_ok=True)
     return {
         "compact": ["compact", f"{folder}"],
-        "simulate": ["simulate", f"{folder}", "--out", f"{folder}/out", "--master", "local[1]"],
         "stream": [
             *(
                 "stream",
@@ -97,9 +96,7 @@ def test_ctrl_c_during_imports_prints_one_line(program: str, module: str, tmp_pa
     assert (process.returncode, said) == (130, ["interrupted\n"])
 
 
-@pytest.mark.parametrize(
-    ("program", "seconds"), [("synth", 0.0), ("simulate", 1.0), ("stream", 2.0)]
-)
+@pytest.mark.parametrize(("program", "seconds"), [("synth", 0.0), ("stream", 2.0)])
 def test_ctrl_c_while_spark_starts_prints_one_line(
     program: str, seconds: float, tmp_path: Path
 ) -> None:

@@ -5,15 +5,12 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from journals import table
 from pyspark.sql import SparkSession
-from runs import run_of_a_server, write
 from streams import NOON, decided, happens, late, put, run, waits
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.simulate._replay import Setting, replay
 from purgatory.pipeline.streaming import ShardsChanged, check_shards, reconcile
 
 
@@ -67,40 +64,6 @@ def test_report_finds_planted_faults_and_opens_offline(
         assert said in text and said in printed
     assert "Of 'Fetch'" not in text and "Of 'Produce'" not in text
     assert [row.key for row in table(out, "keys") if row.missed_triggers > 0] == ["forgotten"]
-
-
-def test_spark_settings_match_local_and_all_are_reported(
-    programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = {"a": run_of_a_server(1), "b": run_of_a_server(2)}
-    write(tmp_path / "journal", runs)
-    settings = [Setting(tick, 20, timeout) for timeout in (None, 1.0) for tick in (0.001, 0.1)]
-
-    out = str(tmp_path / "out")
-    options = ["--tick", "0.001,0.1", "--wheel-size", "20", "--timeout", "1", "--lateness", "0.2"]
-    assert main(["simulate", str(tmp_path / "journal"), "--out", out, *options]) == 0
-
-    here = {setting: [replay(iter(run), setting) for run in runs.values()] for setting in settings}
-    found = pq.read_table(f"{out}/settings").to_pylist()
-    assert [(row["tick"], row["wheel_size"], row["operations"]) for row in found] == [
-        (setting.tick, setting.wheel_size, 600) for setting in settings
-    ]
-    for row, seen in zip(found, here.values(), strict=True):
-        for name in ("callbacks", "empty_callbacks", "moves", "expired", "different"):
-            assert row[name] == sum(getattr(each, name) for each in seen), name
-        assert row["largest_bucket"] == max(each.largest_bucket for each in seen)
-        assert row["largest_burst"] == max(each.largest_burst for each in seen)
-        assert row["late_max"] == max(each.late_max for each in seen)
-        assert 0 < row["late_p50"] <= row["late_p99"] <= row["late_max"] <= row["tick"]
-    differences = pq.read_table(f"{out}/differences").to_pylist()
-    assert len(differences) == found[2]["different"] + found[3]["different"] > 0
-    assert {row["why"] for row in differences} == {"the timeout of 1 s came first"}
-    said = capsys.readouterr().out
-    assert "2 rows of the journal are not replayed" in said
-    assert "ends as the journal recorded for all 600 operations" in said
-    assert "Recommended: tick 0.1 s, wheel size 20" in said
-    assert f"A timeout of 1 s would have ended {found[2]['expired'] / 600:.2%}" in said
-    assert (tmp_path / "out" / "settings.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_late_rows_have_reasons_and_counts_add_up(spark: SparkSession, tmp_path: Path) -> None:
