@@ -13,16 +13,6 @@ from purgatory._core.errors import (
     WrongLoop,
 )
 from purgatory._core.idle_tracker import IdleTracker
-from purgatory._core.inspect import (
-    Inspection,
-    MissedTrigger,
-    ThresholdInspection,
-    WaitingOperation,
-    WatchedKey,
-    WatchedThreshold,
-    WheelLevel,
-    inspect,
-)
 from purgatory._core.kernel import COMPILED as COMPILED
 from purgatory._core.observers import Cause, Ended, Observer
 from purgatory._core.operation import DelayedOperation
@@ -32,6 +22,16 @@ from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.thresholds import ThresholdPurgatory
 from purgatory._core.timeouts import Timeout, timeout, timeout_at, wait_for
 from purgatory._core.wheel_timer import TimerTask, WheelTimer
+from purgatory._inspect import (
+    Inspection,
+    MissedTrigger,
+    ThresholdInspection,
+    WaitingOperation,
+    WatchedKey,
+    WatchedThreshold,
+    WheelLevel,
+    inspect,
+)
 
 __version__: str
 """Of the distribution that is installed, `asyncio-purgatory`."""

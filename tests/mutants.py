@@ -46,7 +46,6 @@ NEAREST = {
 LEFT_OUT = {
     "__init__",
     "errors",
-    "inspect",
     "kernel",
     "observers",
     "states",

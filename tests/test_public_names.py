@@ -10,6 +10,7 @@ import pytest
 
 import purgatory
 import purgatory.asgi
+import purgatory.console
 import purgatory.relay
 import purgatory.testing
 
@@ -31,16 +32,15 @@ EXTRAS = [
 
 @pytest.mark.parametrize(
     "module",
-    [purgatory, purgatory.asgi, purgatory.relay, purgatory.testing],
+    [purgatory, purgatory.asgi, purgatory.console, purgatory.relay, purgatory.testing],
     ids=lambda module: module.__name__,
 )
 def test_all_is_sorted_and_names_what_is_public(module):
     def is_ours(value: object) -> bool:
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
 
-    public = {
-        name for name, value in vars(module).items() if not name.startswith("_") and is_ours(value)
-    }
+    names = {*vars(module), *module.__all__}  # `asgi.console` is imported at its first use
+    public = {name for name in names if not name.startswith("_") and is_ours(getattr(module, name))}
     assert module.__all__ == sorted(public)
 
 
@@ -81,6 +81,25 @@ def test_importing_purgatory_imports_no_extra():
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
     )
     assert child.stdout.strip() == "[]"
+
+
+def test_page_is_imported_at_its_first_use():
+    program = """
+import sys
+import purgatory.asgi
+assert "purgatory.console" not in sys.modules
+from purgatory.asgi import console
+assert console is sys.modules["purgatory.console"].console
+try:
+    purgatory.asgi.consoles
+except AttributeError as error:
+    print(error)
+"""
+    root = Path(purgatory.__file__).parent.parent
+    child = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert child.stdout.strip() == "module 'purgatory.asgi' has no attribute 'consoles'"
 
 
 def test_the_package_is_marked_as_typed():

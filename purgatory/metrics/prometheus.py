@@ -26,7 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
-from purgatory._core.local import is_local_host, is_loopback
+from purgatory._local import is_local_host, is_loopback
 from purgatory.metrics._meter import Meter
 from purgatory.metrics._purgatories import (
     POLL,
@@ -93,7 +93,7 @@ def serve(
         ports: one for each worker, and some more: a new worker may start before its predecessor
             has ended.
         address: to listen on; it should be reachable only for readers of the metrics. On
-            a local one requests under a foreign `Host` are refused: see `purgatory._core.local`.
+            a local one requests under a foreign `Host` are refused: see `purgatory._local`.
         registry: the registry to serve.
 
     Returns:

@@ -1,5 +1,5 @@
 """Shows a running stream, on this machine: metrics for Prometheus, and the page of
-`purgatory.asgi`.
+`purgatory.console`.
 
 After each batch Spark reports rows, watermark and state, and the counts of `outcomes` (see
 `OBSERVATION`). A `StreamMeter` adds them to the checkpoint's counts at the start. The server runs
@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from purgatory._local import refusal
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
 from purgatory.pipeline.streaming._outcomes import OBSERVATION
@@ -110,8 +111,7 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     import uvicorn  # noqa: PLC0415
     from prometheus_client import CollectorRegistry, make_asgi_app  # noqa: PLC0415
 
-    from purgatory.asgi import console  # noqa: PLC0415
-    from purgatory.asgi._console._access import refusal  # noqa: PLC0415
+    from purgatory.console import console  # noqa: PLC0415
     from purgatory.metrics.prometheus import collector  # noqa: PLC0415
 
     try:

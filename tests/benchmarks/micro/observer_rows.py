@@ -82,7 +82,7 @@ async def scrape(pending: int, setting: Setting) -> Measured:
 async def snapshot(pending: int, setting: Setting) -> Measured:
     """One snapshot of a purgatory for the page, in milliseconds of the loop: all that the page
     shows of it, as JSON."""
-    from purgatory.asgi._console._describe import (
+    from purgatory.console._describe import (
         describe,
         shown,
     )  # older checkouts have it elsewhere

@@ -24,7 +24,10 @@ from signal import SIGINT, SIGTERM
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, final
 
-from purgatory.asgi._console._describe import (
+from purgatory.asgi._polls import LongPolls
+from purgatory.asgi._shutdown import SignalChain
+from purgatory.asgi._versions import Versions
+from purgatory.console._describe import (
     AnyPurgatory,
     KeyOf,
     describe,
@@ -33,9 +36,6 @@ from purgatory.asgi._console._describe import (
     describe_relay,
     describe_stream,
 )
-from purgatory.asgi._polls import LongPolls
-from purgatory.asgi._shutdown import SignalChain
-from purgatory.asgi._versions import Versions
 
 if TYPE_CHECKING:
     from purgatory.metrics import KindMetrics, Meter, StreamMeter

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from purgatory import Purgatory, ThresholdPurgatory
-from purgatory.asgi._console._access import is_cross_site, refusal
-from purgatory.asgi._console._describe import (
+from purgatory._local import refusal
+from purgatory.asgi._open import default_max_open
+from purgatory.asgi._outcome import Ending
+from purgatory.asgi._polls import LongPolls
+from purgatory.asgi._types import ASGIApp, Receive, Scope, Send, header_values
+from purgatory.asgi._versions import Versions
+from purgatory.console._describe import (
     MAX_ADDRESS_BYTES,
     AnyPurgatory,
     KeyOf,
     is_web_address,
     shown,
 )
-from purgatory.asgi._console._feed import STATE, Feed
-from purgatory.asgi._open import default_max_open
-from purgatory.asgi._outcome import Ending
-from purgatory.asgi._polls import LongPolls
-from purgatory.asgi._types import ASGIApp, Receive, Scope, Send, header_values
-from purgatory.asgi._versions import Versions
+from purgatory.console._feed import STATE, Feed
 
 if TYPE_CHECKING:
     from purgatory.metrics import Meter, StreamMeter
@@ -236,7 +236,7 @@ class _Console:
             )
         elif path not in ("/state", "/worker") or scope["method"] != "GET":
             await _send(send, 404, "There is nothing here.\n")
-        elif is_cross_site(scope):
+        elif _is_cross_site(scope):
             await _send(send, 403, "Only the page itself may ask for this.\n")
         elif path == "/worker":
             await self._introduce(scope, send, 200)
@@ -275,6 +275,12 @@ class _Console:
             await _send(send, outcome.status, feed.response(seen), headers, "application/json")
         else:
             await _send(send, outcome.status, outcome.reason, headers)
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    """Whether the browser's headers show that a page of another site made this request."""
+    sites = {value for name, value in scope.get("headers", ()) if name.lower() == b"sec-fetch-site"}
+    return not sites <= {b"same-origin", b"none"}
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -14,9 +14,9 @@ from purgatory import (
     ThresholdPurgatory,
     WatchedKey,
     WrongLoop,
+    _inspect,
     inspect,
 )
-from purgatory._core import inspect as _inspect
 from purgatory._core import watch_lists
 from purgatory._core.watch_lists import CHUNK_CAPACITY
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from purgatory._core.local import is_local_host, is_loopback
+from purgatory._local import is_local_host, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from renamed import beside_a_renamed_core
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
 from purgatory.asgi import Ending, LongPolls, Versions, console
-from purgatory.asgi._console import _app
-from purgatory.asgi._console._describe import shown, text_of
 from purgatory.asgi._preferences import query_parameter
+from purgatory.console import _app
+from purgatory.console._describe import shown, text_of
 from purgatory.metrics import Meter
 from purgatory.relay import Relay as RealRelay
 from purgatory.relay import RelayStatistics, Worker
@@ -763,7 +763,9 @@ asyncio.run(main())
 
 
 def test_page_works_beside_a_renamed_core(tmp_path):
-    assert beside_a_renamed_core(tmp_path, BESIDE, "asgi", "metrics", "relay").splitlines() == [
+    assert beside_a_renamed_core(
+        tmp_path, BESIDE, "asgi", "console", "metrics", "relay"
+    ).splitlines() == [
         "jobs 1 [\"'news'\", '42'] [\"'forgotten'\"] 'news'",
         "1 ['Condition']",
         "versions relay",
@@ -779,7 +781,7 @@ def test_page_and_top_use_public_names():
         assert set(private) <= {
             "from purgatory._core.arguments",
             "from purgatory._core.errors",
-            "from purgatory._core.local",
+            "from purgatory._local",
         }, path
         assert re.findall(r"\w\._(?:engine|wheel|op_\w+|waits)\b", source) == [], path
 
