@@ -84,8 +84,12 @@ class OwnStore:
         """Starts it, and returns when it listens. Leftovers of its killed processes may make the
         first tries fail."""
         for _ in range(100):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self.process = subprocess.Popen(self.command, user=self.user, **quiet)
+            self.process = subprocess.Popen(
+                self.command,
+                user=self.user,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             while self.process.poll() is None:
                 with socket.socket() as client:
                     if client.connect_ex(("127.0.0.1", self.port)) == 0:

@@ -110,7 +110,7 @@ async def result(
         return Response(outcome.reason, outcome.status, outcome.headers)
     response.headers.update(outcome.headers)
     response.status_code = 200 if outcome.is_satisfied else 202
-    return jobs.get(number, job)
+    return jobs.get(number) or job
 
 
 registry = CollectorRegistry()

@@ -63,7 +63,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from purgatory import DelayedOperation, Purgatory
+from purgatory import DelayedOperation, Observer, Purgatory
 from purgatory.asgi import Ending, LongPolls, Versions, console
 from purgatory.asgi.sse import event_source
 from purgatory.journal import Journal
@@ -181,7 +181,7 @@ class Board:
         self.topics = self.store.messages
         self.journal = None if journal is None else Journal(journal)
         meter = Meter()
-        observers = [meter] if self.journal is None else [meter, self.journal]
+        observers: list[Observer] = [meter] if self.journal is None else [meter, self.journal]
         self.polls: Purgatory[Poll] = Purgatory("polls", max_pending=MAX_POLLS, observer=observers)
         self.requests = LongPolls(max_wait=MAX_TIMEOUT, default_wait=30.0)
         self.versions: Versions[str] = Versions(

@@ -36,6 +36,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from anyio import to_thread
@@ -183,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             here = str(Path(__file__).parent)
             # A new worker imports for some seconds on a busy machine, before it answers the
             # supervisor's health check.
-            checks = {"timeout_worker_healthcheck": 60}
+            checks: dict[str, Any] = {"timeout_worker_healthcheck": 60}
             uvicorn.run(
                 "orders_workers:app",
                 host=options.host,

@@ -124,13 +124,13 @@ def show(spark: SparkSession) -> None:
             )
             decide(spark, folder)
             print(f"after the {('first', 'second')[number]} wave, up to {until}")
-            rows = spark.read.parquet(f"{folder}/outcomes").collect()
-            rows.sort(key=lambda row: (row.decided_at is None, row.decided_at))
-            for row in rows[shown:]:
+            outcomes = spark.read.parquet(f"{folder}/outcomes").collect()
+            outcomes.sort(key=lambda row: (row.decided_at is None, row.decided_at))
+            for row in outcomes[shown:]:
                 clock = f"{row.decided_at:%H:%M:%S}" if row.decided_at else ""
                 why = row.reason or f"has {', '.join(row.satisfied_keys)}"
                 print(f"  {clock:8}  {row.outcome:9}  {row.operation_id}  {why}")
-            shown = len(rows)
+            shown = len(outcomes)
         print(reconcile(f"{folder}/checkpoint", spark))
 
 

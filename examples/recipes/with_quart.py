@@ -29,7 +29,7 @@ async def result(name: str) -> Response:
 
 @app.put("/jobs/<name>")
 async def finish(name: str) -> Response:
-    results[name] = await request.get_data(as_text=True)
+    results[name] = str(await request.get_data(as_text=True))
     jobs.check_and_complete(name)
     return Response(status=204)
 

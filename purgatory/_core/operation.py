@@ -46,7 +46,7 @@ from purgatory._core.notifier import OperationNotifier, Record
 from purgatory._core.observers import Cause
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 NO_RESULT: Final[Any] = object()
@@ -109,7 +109,7 @@ class OperationSlots(TimerEntry):
 
 
 @fields
-class DelayedOperation(OperationSlots, ABC, Generic[R]):
+class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
     """An operation that cannot be answered yet: it waits for a condition or for its deadline,
     whichever comes first.
 
@@ -200,11 +200,11 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         """
 
     @compiled
-    def on_complete(self) -> R:
+    def on_complete(self) -> R_co:
         """Called exactly once, when the operation has completed or expired (see `state`). Its
         return value is the result; its exception is raised in the tasks that await the operation.
         By default the result is `None`."""
-        return None  # type: ignore[return-value]  # unless R is, subclasses have their own
+        return None  # type: ignore[return-value]  # unless it is, subclasses have their own
 
     @compiled
     def on_expiration(self) -> None:
@@ -249,7 +249,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         check_loop(self, "cancel")
         return cancel(self)
 
-    def result(self) -> R:
+    def result(self) -> R_co:
         """The return value of `on_complete`.
 
         Raises:
@@ -285,7 +285,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R]):
         when: float | None = None if self._op_home is None else self._timer_deadline
         return None if when is None or isinf(when) else when
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[Any, None, R_co]:
         if not has_result(self):
             check_loop(self, "await")
             future = add_waiter(self)

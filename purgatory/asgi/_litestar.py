@@ -16,7 +16,7 @@ from purgatory.asgi._types import Scope
 class LitestarOutcome(Outcome[Any], Response[Any]):  # type: ignore[misc]  # final for users
     """An outcome that Litestar takes for a response."""
 
-    def response(self) -> Response[Any]:
+    def response(self) -> Any:
         """A response of Litestar."""
         options: dict[str, Any] = {"status_code": self.status, "headers": self.headers}
         if self.status in NO_BODY:
@@ -31,7 +31,8 @@ class LitestarOutcome(Outcome[Any], Response[Any]):  # type: ignore[misc]  # fin
 
     def to_asgi_response(self, *arguments: Any, **options: Any) -> ASGIResponse:
         """What Litestar sends for this outcome."""
-        return self.response().to_asgi_response(*arguments, **options)
+        response: Response[Any] = self.response()
+        return response.to_asgi_response(*arguments, **options)
 
 
 class LitestarEnded(PollEnded, HTTPException):
@@ -47,9 +48,8 @@ class LitestarEnded(PollEnded, HTTPException):
             state.exception_handlers = {LitestarEnded: _respond, **(state.exception_handlers or {})}
 
 
-def _respond(_: Any, ended: LitestarEnded) -> Response[Any]:
-    response: Response[Any] = ended.outcome.response()
-    return response
+def _respond(_: Any, ended: LitestarEnded) -> Any:
+    return ended.outcome.response()
 
 
 class LitestarSocketEnded(PollEnded, WebSocketException):

@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from json import dumps
 from math import ceil
-from typing import Any, Final, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
 
 from purgatory.asgi._types import Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 T = TypeVar("T")
 
@@ -104,14 +107,14 @@ class Outcome(Generic[T]):
         """Code to close a WebSocket with: 1000 after a wait, 1012 if the server stops."""
         return (MALFORMED if self.status == MALFORMED.status else ANSWERS[self.ending]).close_code
 
-    def response(self) -> Any:
+    def response(self) -> "Response":
         """The response to the request: of FastAPI or Starlette, of Litestar, or without either an
-        ASGI application.
+        ASGI application. Its declared type is Starlette's; in Litestar return the outcome itself.
 
         It has the `status` and `headers` of the outcome; its body is the value as JSON (bytes as
         they are), the reason, or nothing.
         """
-        return self
+        return cast("Response", self)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answers a request, or closes a WebSocket: the ASGI application of this outcome."""

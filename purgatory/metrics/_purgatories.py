@@ -27,11 +27,15 @@ class Polls(Protocol):
         """Polls that have ended, by their ending."""
         ...
 
-    all_endings: Iterable[Any]
-    """All possible endings."""
+    @property
+    def all_endings(self) -> Iterable[Any]:
+        """All possible endings."""
+        ...
 
-    max_open: int | None
-    """The most polls that may be open at once; None for no limit."""
+    @property
+    def max_open(self) -> int | None:
+        """The most polls that may be open at once; None for no limit."""
+        ...
 
 
 POLL: Final = "poll"
