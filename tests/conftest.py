@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
-from requirements import left_out_without_clients
+from requirements import CLIENTS, left_out_without
+from tiers import is_nightly
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import Purgatory
@@ -24,7 +25,8 @@ settings.register_profile(
 )  # a busy machine takes longer than 200 ms for an example
 settings.load_profile("tests")
 
-collect_ignore = left_out_without_clients(
+collect_ignore = left_out_without(
+    CLIENTS,
     "kafka/test_against_kafka.py",
     "kafka/test_client_matrix.py",
     "kafka/test_kafka_server.py",
@@ -32,6 +34,13 @@ collect_ignore = left_out_without_clients(
     "kafka/test_slow_readers.py",
     "kafka/test_transaction_rules.py",
     "pipeline/on_spark/test_topics.py",
+) + left_out_without(
+    ["selenium"],
+    "console/test_page_browser.py",
+    "examples/test_cookbook_events.py",
+    "examples/test_cookbook_page.py",
+    "examples/test_long_poll_browser.py",
+    "pipeline/test_page_browser.py",
 )
 
 LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
@@ -51,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `on_every_loop`.
 
     Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
-    eager"` runs them.
+    eager"` runs them. `tiers` names the slow tests that are `nightly`.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
@@ -63,12 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("eager")
         if is_other and not item.get_closest_marker("every_loop"):
             item.add_marker("slow")
+        if item.get_closest_marker("slow") and is_nightly(item.nodeid):
+            item.add_marker("nightly")
 
 
 def pytest_report_header() -> str | None:
     if not collect_ignore:
         return None
-    return "aiokafka or confluent-kafka is missing: test files that import them are left out"
+    return f"left out, since what they import is missing: {', '.join(collect_ignore)}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -9,6 +9,7 @@ failed.
 
 import os
 import shutil
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -36,8 +37,8 @@ def need(command: str, reason: str) -> str:
     return shutil.which(command) or unavailable(reason)
 
 
-def left_out_without_clients(*files: str) -> list[str]:
-    """For `collect_ignore`: `files`, which import clients of Kafka, where a client is missing; an
-    empty list otherwise, and if `PURGATORY_REQUIRE_ALL` is 1, so that they fail."""
-    is_missing = any(find_spec(name) is None for name in CLIENTS)
+def left_out_without(modules: Iterable[str], *files: str) -> list[str]:
+    """For `collect_ignore`: `files`, which import `modules`, where one of these is missing; an empty
+    list otherwise, and if `PURGATORY_REQUIRE_ALL` is 1, so that they fail."""
+    is_missing = any(find_spec(name) is None for name in modules)
     return [*files] if is_missing and os.environ.get("PURGATORY_REQUIRE_ALL") != "1" else []

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from requirements import need, unavailable
+from requirements import left_out_without, need, unavailable
 
 
 def test_missing_requirement_skips_test_with_reason(
@@ -42,3 +42,12 @@ def test_other_missing_requirements_are_reported_too() -> None:
         if by_itself.search(file.read_text("utf-8"))
     ]
     assert skipping == ["requirements.py"]
+
+
+def test_files_are_left_out_without_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PURGATORY_REQUIRE_ALL", raising=False)
+    assert left_out_without(["re", "no_such_module"], "test_a.py") == ["test_a.py"]
+    assert left_out_without(["re"], "test_a.py") == []
+
+    monkeypatch.setenv("PURGATORY_REQUIRE_ALL", "1")
+    assert left_out_without(["no_such_module"], "test_a.py") == []

@@ -8,11 +8,12 @@ import pytest
 from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, kafka_broker_settings  # noqa: F401
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
-from requirements import left_out_without_clients
+from requirements import CLIENTS, left_out_without
 
 from purgatory.testing import VirtualTimeLoop
 
-collect_ignore = left_out_without_clients(
+collect_ignore = left_out_without(
+    CLIENTS,
     "test_aiokafka.py",
     "test_clients.py",
     "test_faults.py",

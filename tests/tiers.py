@@ -1,0 +1,46 @@
+"""Which slow tests run at night only.
+
+`.ci/run` runs the default tests and those marked `slow`; `.ci/run --all`, every night and before a
+release, those marked `nightly`, too. `.ci/run` itself runs the nightly tests of a room that a change
+touches.
+"""
+
+import re
+from typing import Final
+
+NIGHTLY: Final = {
+    "examples/broker/tests/": "",
+    "tests/asgi/test_apache.py": "",
+    "tests/benchmarks/": "",
+    "tests/console/test_crowd.py": "",
+    "tests/console/test_workers.py": "",
+    "tests/core/test_kernel_build.py": "",
+    "tests/examples/test_by_hand.py": "",
+    "tests/examples/test_cookbook_events.py": "",
+    "tests/examples/test_cookbook_page.py": "",
+    "tests/examples/test_idle_connections.py": "",
+    "tests/examples/test_long_poll_browser.py": "",
+    "tests/examples/test_long_poll_demo.py": "",
+    "tests/kafka/": "",
+    "tests/pipeline/on_spark/": "report_leaves_the_session|any_dataframes|killed_stream_decides",
+    "tests/pipeline/test_forgetting.py": "",
+    "tests/pipeline/test_fuzz_footers.py": "",
+    "tests/pipeline/test_page_browser.py": "",
+    "tests/relay/": "test_stores|test_crash|test_processes|waits_survive_killed_server",
+    "tests/test_build.py": "",
+    "tests/test_mutants.py": "",
+    "tests/test_soak.py": "",
+}
+"""Files and folders whose slow tests are nightly, except for those that match the pattern."""
+
+
+def is_nightly(nodeid: str) -> bool:
+    """Whether a slow test is left to the night.
+
+    Args:
+        nodeid: its name as pytest prints it, such as `tests/relay/test_stores.py::test_it[redis]`.
+    """
+    for place, in_gate in NIGHTLY.items():
+        if nodeid.startswith(place):
+            return not in_gate or re.search(in_gate, nodeid) is None
+    return False
