@@ -4,32 +4,21 @@ http://127.0.0.1:8000/purgatory`. Extra `top`.
 Like the page, it long-polls for the next version of the state of one worker, and draws it below the
 sum over all workers that are known. `q` ends it, the arrows scroll, `w` shows the next worker.
 
-    _source, _shape    the server's responses, and their checks
-    _drawing           a state as text
-    _follow            one version after the other, and the keys
+    _source     the server's responses
+    _drawing    a state as lines of text
+    _follow     one version after the other, and the keys
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from purgatory._core.arguments import printable
 from purgatory._core.errors import how_to_install
-
-try:
-    from rich.console import Console
-except ImportError as error:
-    raise ImportError(f"purgatory.top needs rich: {how_to_install('top')}") from error
-
-from purgatory.top._drawing import distributions as distributions
-from purgatory.top._drawing import keys_of as keys_of
-from purgatory.top._drawing import quantile as quantile
-from purgatory.top._drawing import screen as screen
-from purgatory.top._follow import follow
-from purgatory.top._source import Source as Source
+from purgatory.top._source import Source, of_a_page, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,23 +52,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not colon:
             parser.error("header must be NAME:VALUE, got one without a colon")
         headers[name.strip()] = value.strip()
-    source, console = Source(options.url, headers), Console()
+    source = Source(options.url, headers)
     try:
-        if options.once:
-            console.print(screen(source.once(), "", console.height, console.width))
-        else:
-            with suppress(KeyboardInterrupt):
-                follow(source, console)
-    except HTTPError as error:
-        with error:
-            text = error.read(500).decode(errors="replace").strip()
-        hint = "; is purgatory.asgi.console mounted at this address?" if error.code == 404 else ""
-        print(f"{source.shown}: {error.code}: {printable(text)}{hint}", file=sys.stderr)
-        return 1
-    except URLError as error:
-        print(f"{source.shown}: {printable(error.reason)}", file=sys.stderr)
-        return 1
+        _show(source, is_once=options.once)
+        return 0
+    except ImportError:
+        print(f"purgatory.top needs rich: {how_to_install('top')}", file=sys.stderr)
     except (OSError, ValueError) as error:
-        print(f"{source.shown}: {printable(error)}", file=sys.stderr)
-        return 1
-    return 0
+        print(reason(source, error), file=sys.stderr)
+    return 1
+
+
+def _show(source: Source, *, is_once: bool) -> None:
+    # Here, for an error of one line if rich is not installed.
+    from rich.console import Console, Group  # noqa: PLC0415
+
+    from purgatory.top._drawing import screen  # noqa: PLC0415
+    from purgatory.top._follow import follow  # noqa: PLC0415
+
+    console = Console()
+    if not is_once:
+        with suppress(KeyboardInterrupt):
+            follow(source, console)
+        return
+    state = source.once()
+    with of_a_page():
+        console.print(Group(*screen(state, "", console.height, console.width, time.time())))

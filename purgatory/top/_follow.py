@@ -1,6 +1,7 @@
 """Draws each version, and handles pressed keys."""
 
 import os
+import re
 import select
 import sys
 import time
@@ -11,12 +12,13 @@ from threading import Thread
 from typing import Any, Final
 from urllib.error import HTTPError
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from purgatory.top._drawing import Scrolled, screen
-from purgatory.top._shape import name_of
-from purgatory.top._source import Source
+from purgatory._core.arguments import printable
+from purgatory.top._drawing import plural, screen
+from purgatory.top._source import Source, name_of, of_a_page, reason
 
 try:
     import termios
@@ -31,41 +33,30 @@ PAUSE: Final = 0.05
 """Seconds between an answer and the next request. Without a tag, which a proxy may drop, each
 request is answered at once."""
 
+News = tuple[dict[str, Any] | None, str] | Exception
+"""A state, or the reason why there is none; or the end."""
 
-class _Follower:
+
+def _follow(source: Source, news: "SimpleQueue[News]") -> None:
     """Asks for one version after the other, in a thread of its own: a request may take long, and a
     key is to be answered at once."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.news: SimpleQueue[tuple[dict[str, Any] | None, str] | Exception] = SimpleQueue()
-        """States, reasons why there is none, or the end."""
-        Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                state = self.source.next()
-                if state is not None and self.source.is_probed(state):
-                    self.source.probe()
-                self.news.put((state, ""))
-                time.sleep(PAUSE)
-            except HTTPError as error:
-                if 400 <= error.code < 500:
-                    self.news.put(error)
-                    return
-                self.source.wanted = ""  # it may be replaced
-                with error:
-                    text = error.read(500).decode(errors="replace").strip()
-                self.news.put((None, f"{self.source.shown}: {text or error}"))
-                time.sleep(RETRY_DELAY)
-            except OSError as error:
-                self.source.wanted = ""  # it may have been replaced
-                self.news.put((None, f"reconnecting to {self.source.shown}: {error}"))
-                time.sleep(RETRY_DELAY)
-            except ValueError as error:
-                self.news.put(error)
+    while True:
+        try:
+            state = source.next()
+            if state is not None and source.is_probed(state):
+                source.probe()
+            news.put((state, ""))
+            time.sleep(PAUSE)
+        except OSError as error:
+            if isinstance(error, HTTPError) and 400 <= error.code < 500:
+                news.put(error)
                 return
+            source.wanted = ""  # it may have been replaced
+            news.put((None, f"reconnecting to {reason(source, error)}"))
+            time.sleep(RETRY_DELAY)
+        except ValueError as error:
+            news.put(error)
+            return
 
 
 @contextmanager
@@ -87,13 +78,14 @@ def _keyboard() -> Iterator[int | None]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
-def _pressed(file: int | None, seconds: float) -> str:
+def _pressed(file: int | None, seconds: float) -> list[str]:
     """The keys that were pressed by now, or within `seconds`."""
     if file is None:
         time.sleep(seconds)
-        return ""
+        return []
     ready, _, _ = select.select([file], [], [], seconds)
-    return os.read(file, 64).decode(errors="replace") if ready else ""
+    text = os.read(file, 64).decode(errors="replace") if ready else ""
+    return re.findall(r"\x1b\[[0-9;]*[A-Za-z~]|.", text)
 
 
 SCROLLS: Final = {
@@ -102,12 +94,25 @@ SCROLLS: Final = {
 """The lines that a key scrolls: arrows, and page up and down."""
 
 
-def next_worker(state: dict[str, Any] | None) -> str:
-    """The name of the worker after the current one; empty if there is no other worker."""
+def next_worker(state: dict[str, Any] | None, chosen: str) -> str:
+    """The name of the worker after the chosen one, or else after the shown one; empty if there is
+    no other worker."""
     if state is None or not state.get("others"):
         return ""
-    names = sorted([name_of(state["worker"]), *map(name_of, state["others"])])
-    return names[(names.index(name_of(state["worker"])) + 1) % len(names)]
+    current = chosen or name_of(state["worker"])
+    names = sorted({current, name_of(state["worker"]), *map(name_of, state["others"])})
+    return names[(names.index(current) + 1) % len(names)]
+
+
+def visible(lines: list[Text], top: int, height: int) -> list[Text]:
+    """The lines that fit into the terminal from line `top` on, above a line of the keys."""
+    room = max(height - 1, 1)
+    more = len(lines) - top - room
+    keys = "q quit   w next worker   ↑ ↓ scroll"
+    return [
+        *lines[top : top + room],
+        Text(f"{keys}   {plural(more, 'more line')}" if more > 0 else keys, "dim"),
+    ]
 
 
 def follow(source: Source, console: Console) -> None:
@@ -118,9 +123,11 @@ def follow(source: Source, console: Console) -> None:
         HTTPError: the server refuses, and would again.
         ValueError: the answer is not from a page.
     """
-    follower = _Follower(source)
+    news: SimpleQueue[News] = SimpleQueue()
+    Thread(target=_follow, args=(source, news), daemon=True).start()
     state: dict[str, Any] | None = None
-    message, top = f"connecting to {source.shown}", 0
+    message, chosen, notice = f"connecting to {source.shown}", "", ""
+    top, drawn_at = 0, 0.0
     is_terminal = console.is_terminal
     with (
         _keyboard() if is_terminal else nullcontext() as keyboard,
@@ -129,25 +136,38 @@ def follow(source: Source, console: Console) -> None:
         else nullcontext() as live,
     ):
         while True:
+            keys = [] if live is None else _pressed(keyboard, 0.05)
+            if "q" in keys:
+                return
             is_new = True
             try:
-                news = follower.news.get(timeout=None if live is None else 0.05)
+                latest = news.get(block=live is None)
             except Empty:
                 is_new = False
             else:
-                if isinstance(news, Exception):
-                    raise news
-                state, message = news[0] or state, news[1]
-            if live is None:
-                console.print(screen(state, message, console.height, console.width))
+                if isinstance(latest, Exception):
+                    raise latest
+                state, message = latest[0] or state, latest[1]
+                if message or (state is not None and chosen in ("", name_of(state["worker"]))):
+                    chosen = notice = ""
+            for _ in range(keys.count("w")):
+                chosen = next_worker(state, chosen)
+                source.choices.put(chosen)
+                notice = (
+                    f"waiting for worker {chosen} to answer"
+                    if chosen
+                    else "no other worker is known"
+                )
+            if not is_new and not keys and time.monotonic() - drawn_at < 1.0:
                 continue
-            keys = _pressed(keyboard, 0.05)
-            if "q" in keys:
-                return
-            if "w" in keys:
-                source.wanted = next_worker(state)
-            top = max(top + SCROLLS.get(keys, 0), 0)
-            if is_new or keys:
-                shown = Scrolled(screen(state, message, console.height, console.width), top)
-                live.update(shown, refresh=True)
-                top = shown.top
+            drawn_at = time.monotonic()
+            with of_a_page():
+                lines = screen(state, message, console.height - 1, console.width, time.time())
+            if live is None:
+                console.print(Group(*lines))
+                continue
+            if notice:
+                lines[0] = Text(printable(notice), "bold yellow")
+            scrolled = top + sum(SCROLLS.get(key, 0) for key in keys)
+            top = max(min(scrolled, len(lines) - console.height + 1), 0)
+            live.update(Group(*visible(lines, top, console.height)), refresh=True)

@@ -3,16 +3,17 @@
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from purgatory._core.arguments import printable
-from purgatory.top._shape import check_state, check_worker, name_of
 
 RESPONSE_TIMEOUT: Final = 60.0
 """Seconds. There is a response for each refresh of the page."""
@@ -38,25 +39,32 @@ MET_TTL: Final = 15.0
 """Seconds for which a worker counts that has answered instead of the wanted one."""
 
 MAX_RESPONSE_BYTES: Final = 8 * 1024 * 1024
-MAX_WORKER_BYTES: Final = 64 * 1024
 MAX_HISTORY: Final = 300
 
 
-class _SameOrigin(HTTPRedirectHandler):
-    """Follows redirects within the server alone: the headers are secrets."""
+@contextmanager
+def of_a_page() -> Iterator[None]:
+    """For everything that reads an answer: an address may lead to any server.
 
-    def redirect_request(
-        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Request | None:
-        """Refuses a redirect to another scheme, host or port."""
-        before, after = urlsplit(req.full_url), urlsplit(newurl)
-        if (before.scheme, before.netloc) != (after.scheme, after.netloc):
-            fp.close()
-            raise ValueError(
-                f"it redirects to {printable(after.scheme)}://{printable(after.netloc)}, another"
-                " server: give that address"
-            )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+    Raises:
+        ValueError: the answer has not the shape of a page's.
+    """
+    wrong = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+    try:
+        yield
+    except wrong as error:
+        raise ValueError(f"this is not of a page of purgatory.asgi.console: {error!r}") from error
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """The headers are secrets, of the server whose address the user gave."""
+
+    def redirect_request(self, *request: Any) -> None:
+        """Refuses a redirect."""
+        _, response, *_, url = request
+        response.close()
+        place = printable(url.partition("?")[0].removesuffix("state"))
+        raise ValueError(f"it redirects to {place}: give that address")
 
 
 class Source:
@@ -77,12 +85,14 @@ class Source:
         self.tag = ""
         self.wanted = ""
         """The name of the worker whose state is wanted; empty for any."""
+        self.choices: SimpleQueue[str] = SimpleQueue()
+        """Names of workers that the user wants to see, from any thread; the last one counts."""
         self.met: dict[str, tuple[float, dict[str, Any]]] = {}
         """Workers that have answered instead of the wanted one, and when."""
         # A proxy would look for a local address on its own machine.
         host = parts.hostname or ""
         is_local = host == "localhost" or host == "::1" or host.startswith("127.")
-        self._opener = build_opener(_SameOrigin, *([ProxyHandler({})] if is_local else []))
+        self._opener = build_opener(_NoRedirect, *([ProxyHandler({})] if is_local else []))
         self._probes: list[Thread] = []
         """The connections of probes that have not ended."""
         self._history: deque[list[Any]] = deque(maxlen=MAX_HISTORY)
@@ -92,20 +102,23 @@ class Source:
         """Returns the next version, with the whole known history; None if there was none in time.
 
         Raises:
-            OSError: the server is unreachable, or refuses; `HTTPError` is a subclass.
+            OSError: the server is unreachable, or refuses; `HTTPError` is a subclass. Or the wanted
+                worker has not answered; the next call takes any.
             ValueError: the response is not the state of a page, or leads to another server.
         """
         for _ in range(MAX_MISSES):
-            state: dict[str, Any] | None
             state, is_misdirected = self._ask()
             if not is_misdirected:
                 return state
             self.probe()  # keeps the others busy, too
-        self.wanted = ""  # it is gone, so any other one
-        return None
+        gone, self.wanted = self.wanted, ""
+        raise OSError(f"worker {gone} does not answer")
 
     def _ask(self) -> tuple[dict[str, Any] | None, bool]:
         """The next version, and whether another worker than the wanted one has answered."""
+        with suppress(Empty):
+            while True:
+                self.wanted = self.choices.get_nowait()
         headers = self.headers | ({"If-None-Match": self.tag} if self.tag else {})
         if self.wanted:
             headers["Purgatory-Worker"] = quote(self.wanted)
@@ -113,42 +126,34 @@ class Source:
             with self._opener.open(
                 Request(self.url, headers=headers), timeout=RESPONSE_TIMEOUT
             ) as response:
-                state: dict[str, Any] = self._decode(response.read(MAX_RESPONSE_BYTES))
-                tag = response.headers.get("ETag", "")
+                body, tag = response.read(MAX_RESPONSE_BYTES), response.headers.get("ETag", "")
         except HTTPError as error:
-            if error.code == 304:
-                error.close()
-                return None, False
-            if error.code == 421 and self.wanted:
-                with error:
-                    worker = self._decode(error.read(MAX_RESPONSE_BYTES))
-                check_worker(worker)
-                self._meet(worker)
-                return None, True
-            raise
+            if error.code not in (304, 421):
+                raise
+            with error:
+                if error.code == 421:
+                    self._meet(error.read(MAX_RESPONSE_BYTES))
+            return None, error.code == 421
         except HTTPException as error:
             raise OSError(f"the connection broke: {error!r}") from error
-        try:
-            check_state(state)
-        except ValueError as error:
-            raise ValueError(f"this is not of a page of purgatory.asgi.console: {error}") from error
-        self.tag = tag
-        if state["worker"]["id"] != self._worker:
-            self._history.clear()
-            self._worker = state["worker"]["id"]
-        self.wanted = name_of(state["worker"])
-        self.met.pop(self.wanted, None)
-        self._history.extend(state["history"])
-        if "others" in state:
-            state |= {"others": self._others(state)}
+        with of_a_page():
+            state: dict[str, Any] = json.loads(body)
+            if state["worker"]["id"] != self._worker:
+                self._history.clear()
+            self.tag, self._worker = tag, state["worker"]["id"]
+            self.wanted = name_of(state["worker"])
+            self._history.extend(state["history"])
+            if "others" in state:
+                state["others"] = self._others(state)
         return state | {"history": list(self._history)}, False
 
     def _others(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
         """The other known workers: from the relay, and from answers."""
-        now = time.monotonic()
-        self.met = {name: each for name, each in self.met.items() if now - each[0] < MET_TTL}
+        oldest = time.monotonic() - MET_TTL
+        self.met = {name: each for name, each in list(self.met.items()) if each[0] > oldest}
         others = {name: each for name, (_, each) in self.met.items()}
         others |= {name_of(each): each for each in state.get("others") or ()}
+        others.pop(name_of(state["worker"]), None)
         return None if state.get("others") is None and not others else list(others.values())
 
     @staticmethod
@@ -163,53 +168,38 @@ class Source:
         Returns:
             The number of answers within `PROBE_TIMEOUT`.
         """
-        answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._probes = [each for each in self._probes if each.is_alive()]
+        answers: list[str] = []
         # Daemons: the program may end at any time.
         begun = [
             Thread(target=self._introduce, args=(answers,), daemon=True)
             for _ in range(PROBES - len(self._probes))
         ]
+        self._probes += begun
+        deadline = time.monotonic() + PROBE_TIMEOUT
         for thread in begun:
             thread.start()
-        self._probes += begun
-        count, deadline = 0, time.monotonic() + PROBE_TIMEOUT
-        for _ in begun:
-            try:
-                worker = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except Empty:
-                break
-            if worker is not None:
-                self._meet(worker)
-                count += 1
-        return count
+        for thread in begun:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        return len(answers)
 
-    def _introduce(self, answers: "SimpleQueue[dict[str, Any] | None]") -> None:
-        """Puts the introduction of the worker that answers; None if none does."""
+    def _introduce(self, answers: list[str]) -> None:
+        """Meets the worker that answers, and adds its name to `answers`."""
         request = Request(self._worker_url, headers=self.headers)
-        worker = None
         try:
             with self._opener.open(request, timeout=PROBE_TIMEOUT) as response:
-                found = self._decode(response.read(MAX_WORKER_BYTES))
-            check_worker(found)
-            worker = found
+                answers.append(self._meet(response.read(MAX_RESPONSE_BYTES)))
         except HTTPError as error:
             error.close()
         except (OSError, HTTPException, ValueError):
             pass
-        finally:
-            answers.put(worker)
 
-    def _meet(self, worker: dict[str, Any]) -> None:
-        if name_of(worker) != self.wanted:
-            self.met[name_of(worker)] = time.monotonic(), worker | {"address": None}
-
-    @staticmethod
-    def _decode(body: bytes) -> Any:
-        try:
-            return json.loads(body)
-        except RecursionError:
-            raise ValueError("the answer is nested too deep") from None
+    def _meet(self, body: bytes) -> str:
+        with of_a_page():
+            worker = json.loads(body)
+            name = name_of(worker)
+            self.met[name] = time.monotonic(), worker | {"address": None}
+            return name
 
     def once(self) -> dict[str, Any] | None:
         """The state, when the other workers have had the time to announce themselves."""
@@ -233,3 +223,19 @@ class Source:
             if 0 < known == len(state.get("others") or ()):
                 break
         return state
+
+
+def name_of(worker: dict[str, Any]) -> str:
+    """The name of a worker among all of them."""
+    return f"{worker['pid']}@{worker.get('host', '')}"
+
+
+def reason(source: Source, error: Exception) -> str:
+    """Why the server of the page did not answer, or with what, on one line."""
+    text: object = error.reason if isinstance(error, URLError) else error
+    if isinstance(error, HTTPError):
+        with error:
+            text = f"{error.code}: {error.read(500).decode(errors='replace').strip()}"
+        if error.code == 404:
+            text = f"{text}; is purgatory.asgi.console mounted at this address?"
+    return f"{source.shown}: {printable(text)}"
