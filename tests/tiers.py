@@ -11,7 +11,6 @@ from typing import Final
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
     "tests/asgi/test_apache.py": "",
-    "tests/benchmarks/": "",
     "tests/console/test_crowd.py": "",
     "tests/console/test_workers.py": "",
     "tests/core/test_kernel_build.py": "",

@@ -1,11 +1,8 @@
 """The benchmarks: ``python tests/benchmarks PROGRAM``, in a clone with the extra `test`.
 
 ``micro`` measures one operation at a time, against the event loop's own means for the same work.
-``http`` measures long polls on a real server, against the handler that people write today. These
-two show a user the costs; both measure `cases`, which `runner` runs and `report` prints.
-``relay`` measures waits that complete in another process.
-
-The others are for designers of timing wheels. ``cascade`` measures how late timers are while a
-million deadlines are moved. ``load``, ``burst`` and ``memory``, in `baselines`, compare whole
-purgatories under load, in a burst and in size.
+``http`` measures long polls on a real server, against the handler that people write today. Both
+measure `cases`, which `runner` runs and `report` prints. ``relay`` measures waits that complete in
+another process. ``load`` and ``memory``, in `baselines`, compare whole purgatories under load and in
+size.
 """

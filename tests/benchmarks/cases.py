@@ -1,9 +1,8 @@
-"""The rows of a benchmark: a `Case` is a measurement with its target, a `Result` has the
-figures."""
+"""The rows of a benchmark: a `Case` is a measurement, a `Result` has the figures."""
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +11,6 @@ from benchmarks.measure import Measured
 T = TypeVar("T")
 LoopName = Literal["asyncio", "uvloop"]
 Unit = Literal["×", "µs", "ms", "s", "bytes"]
-Verdict = Literal["met", "missed", "no target", "not measured"]
 
 QUICK_DIVISOR = 100
 """A quick run does a hundredth of everything."""
@@ -43,15 +41,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row. To add one, write a function that measures, and list it with its target.
+    """One row. To add one, write a function that measures, and list it.
 
     Attributes:
         name: for `--only`.
         work: the sentence in the table.
         against: the other side of the comparison; empty if ours is measured alone.
-        targets: the most that the figure should be on each loop. On a loop that is not named the
-            row is for information.
-        unit: of the figure and of its target: a ratio (×), or a unit of measurement.
+        unit: of the figure: a ratio (×), or a unit of measurement.
         measure: does the work, on the running loop.
         compared_in: if the figure is a ratio, the unit of both sides.
     """
@@ -59,7 +55,6 @@ class Case:
     name: str
     work: str
     against: str
-    targets: Mapping[LoopName, float]
     unit: Unit
     measure: Callable[[Setting], Coroutine[Any, Any, Measured]]
     compared_in: Unit = "µs"
@@ -79,19 +74,6 @@ class Result:
     measured: Measured | None
     reason: str = ""
 
-    @property
-    def target(self) -> float | None:
-        return self.case.targets.get(self.loop_name)
-
-    @property
-    def verdict(self) -> Verdict:
-        """By the median of the figure, without the iterations of the loop that clean up."""
-        if self.measured is None:
-            return "not measured"
-        if self.target is None:
-            return "no target"
-        return "met" if self.measured.bare.figure.median <= self.target else "missed"
-
 
 def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
     """The function that makes a loop of this name.
@@ -104,11 +86,6 @@ def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
 
         return uvloop.new_event_loop
     return asyncio.new_event_loop
-
-
-def on_both(limit: float) -> dict[LoopName, float]:
-    """The same target on both loops."""
-    return {"asyncio": limit, "uvloop": limit}
 
 
 def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -84,7 +84,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of a row. `bare` is judged; `settled` includes the iterations of the loop that
+    """The figures of a row. `settled` includes the iterations of the loop that
     clean up after each batch."""
 
     bare: Comparison

@@ -8,336 +8,79 @@ another key. Then the same while all subscribers' connections are killed every 0
 wake-up is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of
 its own, if ``redis-server`` is installed; any ``--store`` besides. All of it is repeated in several
 rounds; the figures are medians, the counts are sums.
-
-``--channels`` measures instead why there is one channel for all keys: 10,000 keys come and go, each
-is waited for once, 200 at a time, with a relay and with a subscription for each awaited
-key.
-
-``--interest`` measures instead the cost of five processes' writes for 1, 4 and 16 others, each
-with a wait for another key, or without waits; and the cost for such a process
-when a wait starts there, and when it has ended. ``--sizes`` measures instead what 1,000 to
-1,000,000 keys take: the longest iterations of the loop of a process that writes all, waits for all
-and is answered, and the memory of this process and of the store. ``--replies`` measures instead
-`deliver` and `receive`: see `replies`.
 """
 
 import argparse
 import json
+import shutil
+import socket
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from ports import free_port
 from rich.table import Table
 
 from benchmarks.options import add_common_options, positive
+from benchmarks.process import run_module
 from benchmarks.relay_process import lines_of
-from benchmarks.relay_servers import (
-    ask,
-    cpu_of_redis,
-    own_redis,
-    process,
-    read_line,
-    resume,
-    stored_bytes,
-)
-from benchmarks.replies import report_replies
 from benchmarks.report import opened_console, plain_table, write_report
 from purgatory.pipeline._programs import Program
 
 KEYS = 200
-MANY_KEYS = 10_000
-WATCHED = 100_000
-PROCESSES = (1, 4, 16)
-WRITERS = 5
-JOINS = 200
-SIZES = (1_000, 10_000, 100_000, 1_000_000)
 QUICK_DIVISOR = 10
 KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
 """Seconds after which an answer counts as lost."""
-SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0, "channels": 60.0}
-"""Seconds after the last write within which waits may still be answered. By hand, the write may be
-lost for ever."""
+SERVER_TIMEOUT = 60.0
 
 Row = dict[str, Any]
+Child = subprocess.Popen[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a store besides; may be repeated",
-    )
-    parser.add_argument(
-        "--rate",
-        type=positive,
-        default=1_000,
-        metavar="N",
-        help="writes a second (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=10,
-        metavar="S",
-        help="of each row (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=3,
-        metavar="N",
-        help="times that all is measured (default: 3)",
-    )
-    parser.add_argument(
-        "--channels",
-        action="store_true",
-        help="measure one channel against one for each key, on Redis, instead",
-    )
-    parser.add_argument(
-        "--interest",
-        action="store_true",
-        help="measure what writes cost processes that wait for nothing, instead",
-    )
-    parser.add_argument(
-        "--sizes", action="store_true", help="measure 1,000 to 1,000,000 keys on each store instead"
-    )
-    parser.add_argument(
-        "--replies",
-        action="store_true",
-        help="measure deliver and receive on each store, and by hand on Redis, instead",
-    )
-    parser.add_argument(
-        "--expired",
-        type=positive,
-        default=100_000,
-        metavar="N",
-        help="replies that expire, with --replies (default: %(default)s)",
-    )
+    add = parser.add_argument
+    add("--store", action="append", default=[], metavar="URL", help="besides; may be repeated")
+    for name, metavar, default, meaning in (
+        ("--rate", "N", 1_000, "writes a second"),
+        ("--seconds", "S", 10, "length of each row"),
+        ("--rounds", "N", 3, "how often all is measured"),
+    ):
+        text = f"{meaning} (default: %(default)s)"
+        add(name, type=positive, default=default, metavar=metavar, help=text)
     add_common_options(parser, any_loop=False)
 
 
 def run(options: argparse.Namespace) -> int:
     console = opened_console(f"relay: {options.rate:,} writes a second")
-    head = {"seed": options.seed, "rate": options.rate}
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-"))
-        redis = stack.enter_context(own_redis(folder))
-        if options.channels and redis is None:
-            console.print("--channels needs redis-server: apt-get install redis-server")
-            return 2
-        if options.interest:
-            report_interest(console, stores_of(folder, redis, options), options)
-            return 0
-        if options.replies:
-            urls = stores_of(folder, redis, options)
-            figures = report_replies(console, urls, reduced(options.expired, options), options)
-            write_report(console, options, "relay", **head, **figures)
-            return 0
-        if options.sizes:
-            sizes = [
-                row
-                for url in stores_of(folder, redis, options)
-                for row in rows_of_sizes(url, options)
-            ]
-            console.print(table_of_sizes(sizes, options))
-            write_report(console, options, "relay", **head, rows=sizes)
-            return 0
+    with tempfile.TemporaryDirectory(prefix="relay-") as folder, own_redis(folder) as redis:
         rounds = [
-            round_of_channels(redis, options)
-            if options.channels and redis
-            else round_of_stores(folder, redis, options)
+            round_of_stores(folder, redis, options)
             for _ in range(1 if options.quick else options.rounds)
         ]
-        rows = [medians_of(each) for each in zip(*rounds, strict=True)]
-        if options.channels:
-            console.print(table_of_channels(rows, options))
-            write_report(console, options, "relay", **head, rows=rows)
-            return 0
-        count = reduced(WATCHED, options)
-        memory = memory_of(f"file://{folder}/memory", count)
+    rows = [medians_of(each) for each in zip(*rounds, strict=True)]
     console.print(table_of_stores(rows, options))
-    console.print(
-        f"{count:,} keys watched: {memory / 1e6:.1f} MB more than in a ThresholdPurgatory alone"
-    )
-    write_report(console, options, "relay", **head, rows=rows, watched=count, bytes=memory)
+    write_report(console, options, "relay", seed=options.seed, rate=options.rate, rows=rows)
     return 0
-
-
-def reduced(full: int, options: argparse.Namespace) -> int:
-    """`full`, reduced in a quick run."""
-    return full // QUICK_DIVISOR if options.quick else full
-
-
-def stores_of(folder: str, redis: str | None, options: argparse.Namespace) -> list[str]:
-    """The addresses of all stores."""
-    return [f"file://{folder}/app", *([redis] if redis else []), *options.store]
-
-
-def rows_of_sizes(url: str, options: argparse.Namespace) -> list[Row]:
-    """A row for each number of keys, with versions of their own in the store."""
-    rows = []
-    for size in SIZES[:2] if options.quick else SIZES:
-        count = reduced(size, options)
-        prefix = f"size{count}"
-        before = stored_bytes(url, prefix)
-        with process({"work": "grow", "url": url, "prefix": prefix, "keys": count}) as child:
-            row = json.loads(read_line(child))
-        rows.append(
-            {
-                "store": url.partition(":")[0],
-                "keys": count,
-                **row,
-                "stored": stored_bytes(url, prefix) - before,
-            }
-        )
-    return rows
 
 
 def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace) -> list[Row]:
     """A row for each way on each store."""
     seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
-    contenders = [("ours", f"file://{folder}/app"), *(("ours", url) for url in options.store)]
-    if redis is not None:
-        contenders += [("ours", redis), ("theirs", redis)]
-    rows = []
-    for way, url in contenders:
-        job = {
-            "way": way,
-            "url": url,
-            "keys": KEYS,
-            "rate": options.rate,
-            "seconds": seconds,
-            "seed": options.seed,
-        }
-        for is_killed in [False, True] if url == redis else [False]:
-            if url == redis:
-                ask(url, "FLUSHALL")  # keys begin at 0
-            rows.append(measured({**job, "work": "wait"}, is_killed))
-    return rows
-
-
-def round_of_channels(redis: str, options: argparse.Namespace) -> list[Row]:
-    """A row with one channel, and one with a channel for each key."""
-    count = reduced(MANY_KEYS, options)
-    job = {
-        "work": "wait once",
-        "url": redis,
-        "keys": count,
-        "at_once": KEYS,
-        "in_order": True,
-        "rate": options.rate,
-        "seconds": count / options.rate,
-        "seed": options.seed,
-    }
-    rows = []
-    for way in ("ours", "channels"):
-        ask(redis, "FLUSHALL")
-        cpu = cpu_of_redis(redis)
-        row = measured({**job, "way": way}, is_killed=False)
-        rows.append({**row, "cpu_of_server": 1e6 * (cpu_of_redis(redis) - cpu) / row["writes"]})
-    return rows
-
-
-def report_interest(console: Console, urls: Sequence[str], options: argparse.Namespace) -> None:
-    """Two tables: of processes that listen, and of a process that joins and leaves."""
-    head = {"seed": options.seed, "rate": options.rate}
-    counts = PROCESSES[:2] if options.quick else PROCESSES
+    job = {"keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
     rows = [
-        cost_of_news(url, count, waits, options)
-        for url in urls
-        for count in counts
-        for waits in (True, False)
+        measured({**job, "way": "ours", "url": url, "work": "wait"}, is_killed=False)
+        for url in (f"file://{folder}/app", *options.store)
     ]
-    joins = []
-    for url in urls:
-        with process(
-            {"work": "come and go", "url": url, "times": reduced(JOINS, options)}
-        ) as child:
-            joins.append({"store": url.partition(":")[0], **json.loads(read_line(child))})
-    caption = (
-        f"{options.rate:,} writes a second by {WRITERS} processes to {MANY_KEYS:,} keys. CPU is "
-        "the median of the processes."
-    )
-    numbers = ("writes a second", "in a message", "CPU for each write", "of a core")
-    table = plain_table(
-        "purgatory, relay: interest",
-        caption,
-        ("store", "processes", "in each"),
-        numbers,
-        options.quick,
-    )
-    for row in rows:
-        waits = "a wait for another key" if row["is_waiting"] else "no wait"
-        costs = (
-            f"{row['rate']:,.0f}",
-            row["is_waiting"] and f"{row['batch']:.1f}",
-            f"{row['cpu']:.2f} µs",
-            f"{row['share']:.2%}",
-        )
-        table.add_row(row["store"], str(row["processes"]), waits, *(cost or "" for cost in costs))
-    console.print(table)
-    table = plain_table(
-        "", "", ("store",), ("times", "CPU to join and leave", "until joined"), options.quick
-    )
-    for row in joins:
-        table.add_row(
-            row["store"],
-            str(row["times"]),
-            f"{1e6 * row['cpu']:.0f} µs",
-            milliseconds(1e3 * row["seconds"]),
-        )
-    console.print(table)
-    write_report(console, options, "relay", **head, rows=rows, joins=joins)
-
-
-def cost_of_news(url: str, count: int, is_waiting: bool, options: argparse.Namespace) -> Row:
-    """The cost of one process's writes for `count` others."""
-    seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
-    job = {"way": "ours", "url": url, "is_waiting": is_waiting}
-    write = {
-        **job,
-        "work": "write",
-        "keys": MANY_KEYS,
-        "rate": options.rate / WRITERS,
-        "seconds": seconds,
-    }
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(process({**job, "work": "listen"})) for _ in range(count)]
-        writers = [
-            stack.enter_context(process({**write, "seed": options.seed + number}))
-            for number in range(WRITERS)
-        ]
-        for child in (*listeners, *writers):
-            read_line(child)
-        for child in writers:
-            resume(child)
-        written = [json.loads(read_line(child)) for child in writers]
-        for child in listeners:
-            resume(child)
-        listened = [json.loads(read_line(child)) for child in listeners]
-    writes, took = (
-        sum(len(each["writes"]) for each in written),
-        max(each["seconds"] for each in written),
-    )
-    cpu = statistics.median(each["cpu"] for each in listened)
-    received, messages = (sum(each[name] for each in listened) for name in ("received", "messages"))
-    return {
-        "store": url.partition(":")[0],
-        "processes": count,
-        "is_waiting": is_waiting,
-        "writes": writes,
-        "rate": writes / took,
-        "batch": received / max(1, messages),
-        "cpu": 1e6 * cpu / writes,
-        "share": cpu / took,
-    }
+    for way in ("ours", "theirs") if redis else ():
+        for is_killed in (False, True):
+            ask(redis or "", "FLUSHALL")  # keys begin at 0
+            rows.append(measured({**job, "way": way, "url": redis, "work": "wait"}, is_killed))
+    return rows
 
 
 def medians_of(rows: Sequence[Row]) -> Row:
@@ -355,7 +98,6 @@ def medians_of(rows: Sequence[Row]) -> Row:
 def measured(job: dict[str, Any], is_killed: bool) -> Row:
     """One row, from three processes: one waits, one only listens, one writes."""
     url, way = job["url"], job["way"]
-    job["settle_timeout"] = SETTLE_TIMEOUTS[way]
     with (
         process(job) as waiter,
         process({**job, "work": "wait", "keys": 0}) as listener,
@@ -382,7 +124,6 @@ def measured(job: dict[str, Any], is_killed: bool) -> Row:
         "is_killed": is_killed,
         **compared(writes, waited),
         "cpu_of_news": 1e6 * listened["cpu"] / max(1, listened["received"]),
-        "cpu_of_listener": 1e6 * listened["cpu"] / len(writes),
     }
 
 
@@ -410,13 +151,6 @@ def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Ro
         "lost": len(writes) - in_time,
         "healed": waited.get("healed"),
     }
-
-
-def memory_of(url: str, count: int) -> int:
-    """The memory of `count` watched keys, beyond their memory in a `ThresholdPurgatory`."""
-    job = {"work": "watch", "url": url, "keys": count}
-    with process({**job, "way": "ours"}) as ours, process({**job, "way": "plain"}) as plain:
-        return int(json.loads(read_line(ours))["bytes"] - json.loads(read_line(plain))["bytes"])
 
 
 def milliseconds(value: float | None) -> str:
@@ -448,44 +182,64 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
     return table
 
 
-def table_of_sizes(rows: list[Row], options: argparse.Namespace) -> Table:
-    caption = (
-        "Longest iterations of the loop, in CPU time without garbage collection, while all keys "
-        "are written, waited for"
-    )
-    caption += " and written again; memory of the process then, and of the store."
-    numbers = (
-        "writing",
-        "starting to wait",
-        "answering",
-        "process, written",
-        "process, waiting",
-        "store",
-    )
-    table = plain_table(
-        "purgatory, relay: sizes", caption, ("store", "keys"), numbers, options.quick
-    )
-    for row in rows:
-        stalls = (f"{row[name]:.1f} ms" for name in ("write_ms", "wait_ms", "answer_ms"))
-        sizes = (f"{row[name] / 1e6:.1f} MB" for name in ("written", "waited", "stored"))
-        table.add_row(row["store"], f"{row['keys']:,}", *stalls, *sizes)
-    return table
+# -- the processes
 
 
-def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
-    caption = (
-        f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. "
-        "CPU is for each write."
-    )
-    numbers = ("writes", "p50", "p99", "CPU: waiting", "waiting for another key", "Redis")
-    table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
-    for row in rows:
-        way = "one for all (relay)" if row["way"] == "ours" else "one for each key"
-        costs = (f"{row[name]:.0f} µs" for name in ("cpu", "cpu_of_listener", "cpu_of_server"))
-        table.add_row(
-            way, f"{row['writes']:,}", milliseconds(row["p50"]), milliseconds(row["p99"]), *costs
-        )
-    return table
+@contextmanager
+def own_redis(folder: str) -> Iterator[str | None]:
+    """The address of a Redis of its own, or None where there is none."""
+    command = shutil.which("redis-server")
+    if command is None:
+        yield None
+        return
+    port = str(free_port())
+    options = ("--bind", "127.0.0.1", "--dir", folder, "--save", "", "--loglevel", "warning")
+    words = [command, "--port", port, *options]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
+        try:
+            deadline = time.monotonic() + SERVER_TIMEOUT
+            while time.monotonic() < deadline:
+                with socket.socket() as client:
+                    if client.connect_ex(("127.0.0.1", int(port))) == 0:
+                        break
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.kill()
+
+
+@contextmanager
+def process(job: Row) -> Iterator[Child]:
+    command, env = run_module("benchmarks.relay_process", json.dumps(job))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def read_line(child: Child) -> str:
+    assert child.stdout is not None
+    text = child.stdout.readline()
+    if not text:
+        raise RuntimeError(f"a process of the benchmark ended with status {child.wait()}")
+    return text
+
+
+def resume(child: Child, message: object = None) -> None:
+    """Resumes a waiting process: sends a message and closes its standard input."""
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(message))
+    child.stdin.close()
+
+
+def ask(url: str, command: str) -> str:
+    """The answer of a Redis to a command."""
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(command.encode() + b"\r\n")
+        return client.recv(1 << 16).decode()
 
 
 PROGRAM = Program(

@@ -3,39 +3,26 @@ way or by hand.
 
     python -m benchmarks.relay_process JSON
 
-By hand is the way of tutorials: a message on a channel sets the `asyncio.Event` of its key. A
-channel for each key is the same, with a subscription for as long as the key has waiters.
+By hand is the way of tutorials: a message on a channel sets the `asyncio.Event` of its key.
 """
 
 import asyncio
-import gc
 import inspect
 import json
 import logging
 import random
-import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from benchmarks.measure import LoopProbe
-from benchmarks.process import resident_bytes
-from purgatory import RelayUnavailable, ThresholdPurgatory
+from purgatory import RelayUnavailable
 from purgatory.relay import Relay
-from purgatory.relay import _store_sync as store_sync
-
-LEAVE_DELAY = store_sync.LEAVE_DELAY
-
-AT_ONCE = 200
-"""Number of tasks started in one iteration of the loop."""
-MAX_WRITES = 10_000
-"""Limit of writes in flight."""
 
 CLIENT_OPTIONS: dict[str, Any] = {
     "max_connections": 5_000,
@@ -96,51 +83,10 @@ class Theirs:
         return version
 
 
-class Channels:
-    """Publish/subscribe with a channel and an event for each awaited key, with one wait to a
-    key."""
-
-    def __init__(self, url: str) -> None:
-        self.client = Redis.from_url(url, **CLIENT_OPTIONS)
-        self.pubsub = self.client.pubsub()
-        self.confirmed: dict[str, asyncio.Event] = {}
-        self.events: dict[str, asyncio.Event] = {}
-        self.received = 0
-
-    async def begin(self) -> None:
-        await self.pubsub.subscribe("nothing")
-        self.listener = asyncio.create_task(self.listen())
-
-    async def listen(self) -> None:
-        async for message in self.pubsub.listen():
-            events = self.confirmed if message["type"] == "subscribe" else self.events
-            event = events.get(message["channel"].decode())
-            if event is not None and message["type"] != "unsubscribe":
-                self.received += message["type"] == "message"
-                event.set()
-
-    async def wait(self, key: str, seen: int) -> int:
-        confirmed, event = self.confirmed[key], self.events[key] = asyncio.Event(), asyncio.Event()
-        await self.pubsub.subscribe(key)
-        await confirmed.wait()
-        try:
-            version = int(await self.client.get(key) or 0)
-            while version <= seen:
-                await event.wait()
-                event.clear()
-                version = int(await self.client.get(key) or 0)
-            return version
-        finally:
-            del self.confirmed[key], self.events[key]
-            await self.pubsub.unsubscribe(key)
-
-    async def write(self, key: str) -> int:
-        version = int(await self.client.incr(key))
-        await self.client.publish(key, version)
-        return version
-
-
-WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs, "channels": Channels}
+WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs}
+SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0}
+"""Seconds after the last write within which waits may still be answered. By hand, the write may be
+lost for ever."""
 
 
 def lines_of(way: str) -> int:
@@ -184,8 +130,8 @@ class Waits:
 
 
 async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for the next version of each key, repeatedly, or once for each key with a given number
-    of waits at a time; without keys, for a key that is never written."""
+    """Waits for the next version of each key, repeatedly; without keys, for a key that is never
+    written."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     waits = Waits(way)
@@ -197,20 +143,12 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
             except RedisError:
                 await asyncio.sleep(0.05)
 
-    async def wait_once_for_each() -> None:
-        for number in numbers:
-            await waits.wait(f"key{number}")
-
-    numbers = iter(range(job["keys"]))
-    if job["work"] == "wait once":
-        tasks = [asyncio.create_task(wait_once_for_each()) for _ in range(job["at_once"])]
-    else:
-        names = [f"key{number}" for number in numbers] or ["never written"]
-        tasks = [asyncio.create_task(wait_again_and_again(name)) for name in names]
+    names = [f"key{number}" for number in range(job["keys"])] or ["never written"]
+    tasks = [asyncio.create_task(wait_again_and_again(name)) for name in names]
     await asyncio.sleep(0.3)
     cpu = time.process_time()
     last = await until_resumed()
-    await waits.until_answered(last, job["settle_timeout"])
+    await waits.until_answered(last, SETTLE_TIMEOUTS[job["way"]])
     result = {"answers": waits.answers, "cpu": time.process_time() - cpu}
     if isinstance(way, Ours):
         counts = way.relay.statistics()
@@ -225,7 +163,7 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Writes keys at a rate, at random or in order, after the signal to start. Returns the start of
+    """Writes random keys at a rate, after the signal to start. Returns the start of
     each write."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
@@ -243,162 +181,18 @@ async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
     count = int(job["seconds"] * job["rate"])
     while number < count:
         while number < min(count, (time.monotonic() - start) * job["rate"]):
-            chosen = number if job.get("in_order") else rng.randrange(job["keys"])
-            task = asyncio.create_task(write(f"key{chosen}"))
+            task = asyncio.create_task(write(f"key{rng.randrange(job['keys'])}"))
             running.add(task)
             task.add_done_callback(running.discard)
             number += 1
         await asyncio.sleep(0.001)
     await asyncio.gather(*running)
-    seconds = time.monotonic() - start
     if isinstance(way, Ours):
         await way.relay.aclose()
-    return {"writes": writes, "seconds": seconds}
+    return {"writes": writes}
 
 
-async def listen(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for a key that is never written, or for nothing, while others write."""
-    messages = 0
-
-    def counted(call: Callable[[Any], None]) -> Callable[[Any], None]:
-        def count_and_call(message: Any) -> None:
-            nonlocal messages
-            messages += 1
-            call(message)
-
-        return count_and_call
-
-    async with Relay(job["url"]) as relay:
-        follower: Any = relay._follower
-        follower.on_message, follower.on_hint = (
-            counted(follower.on_message),
-            counted(follower.on_hint),
-        )
-        waiting = asyncio.create_task(relay.wait("never written", 0)) if job["is_waiting"] else None
-        await asyncio.sleep(1.0 if waiting else 2.0 * LEAVE_DELAY + 1.0)
-        cpu = time.process_time()
-        await until_resumed()
-        result = {
-            "cpu": time.process_time() - cpu,
-            "received": relay.statistics().received,
-            "messages": messages,
-        }
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.wait([waiting])
-    return result
-
-
-async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
-    """The cost of joining and leaving the changes: the cost of waits that do both, minus the cost
-    of as many waits that do neither."""
-    joined: list[float] = []
-
-    async def cpu_of_waits(leave_delay: float) -> float:
-        store_sync.LEAVE_DELAY = leave_delay
-        async with Relay(job["url"]) as relay:
-            follower: Any = relay._follower
-            on_joined, began = follower.on_joined, 0.0
-
-            def record() -> None:
-                joined.append(time.monotonic() - began)
-                on_joined()
-
-            follower.on_joined = record
-            await asyncio.sleep(0.2)
-            cpu = time.process_time()
-            for _ in range(job["times"]):
-                began = time.monotonic()
-                with suppress(TimeoutError):
-                    await relay.wait("never written", 0, 0.03)
-                await asyncio.sleep(0.03)
-            return time.process_time() - cpu
-
-    both = [await cpu_of_waits(leave_delay) for leave_delay in (0.004, 1_000.0)]
-    return {
-        "times": len(joined),
-        "cpu": (both[0] - both[1]) / max(1, len(joined)),
-        "seconds": statistics.median(joined),
-    }
-
-
-async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
-    """The memory of `keys` awaited keys, in a relay or in a `ThresholdPurgatory` alone."""
-    count = job["keys"]
-    async with Relay(job["url"]) as relay, ThresholdPurgatory[str, int]() as plain:
-        keys = [f"key{number}" for number in range(count)]
-        before = resident_bytes()
-        wait: Callable[[str, int], Awaitable[int]] = (
-            relay.wait if job["way"] == "ours" else plain.wait
-        )
-        seen = 0 if job["way"] == "ours" else 1
-        tasks = [asyncio.ensure_future(wait(key, seen)) for key in keys]
-        while (relay.statistics().watched if seen == 0 else plain.pending) < count:
-            await asyncio.sleep(0.01)
-        await relay.version("last")  # after all earlier reads
-        await asyncio.sleep(0.5)
-        result = {"bytes": resident_bytes() - before}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return result
-
-
-async def grow(job: dict[str, Any]) -> dict[str, Any]:
-    """The longest iterations of the loop, in milliseconds of CPU, and the memory, while the keys
-    are written, waited for and written again. Without garbage collection, whose time depends on the
-    number of all objects in the process."""
-    keys = [f"key{number}" for number in range(job["keys"])]
-    gc.collect()
-    gc.disable()
-    async with Relay(job["url"], prefix=job["prefix"], timeout=60.0) as relay:
-        before = resident_bytes()
-        with LoopProbe() as writing:
-            await write_all(relay, keys)
-        written = resident_bytes() - before
-        tasks: list[asyncio.Task[int]] = []
-        with LoopProbe() as waiting:
-            for key in keys:
-                tasks.append(asyncio.create_task(relay.wait(key, 1)))
-                if len(tasks) % AT_ONCE == 0:
-                    await asyncio.sleep(0.0)
-            await asyncio.sleep(0.0)
-            await relay.version("last")  # after all earlier reads
-        waited = resident_bytes() - before
-        with LoopProbe() as answering:
-            await write_all(relay, keys)
-            for task in tasks:
-                if not task.done():
-                    await task
-    stalls = {"write_ms": writing, "wait_ms": waiting, "answer_ms": answering}
-    return {
-        **{name: 1e3 * probe.max_stall for name, probe in stalls.items()},
-        "written": written,
-        "waited": waited,
-    }
-
-
-async def write_all(relay: Relay, keys: list[str]) -> None:
-    """Writes all keys, some at once."""
-    for first in range(0, len(keys), MAX_WRITES):
-        tasks: list[asyncio.Task[int]] = []
-        for key in keys[first : first + MAX_WRITES]:
-            tasks.append(asyncio.create_task(relay.bump(key)))
-            if len(tasks) % AT_ONCE == 0:
-                await asyncio.sleep(0.0)
-        for task in tasks:
-            await task
-
-
-WORKS = {
-    "grow": grow,
-    "wait": wait_for_keys,
-    "wait once": wait_for_keys,
-    "write": write_keys,
-    "listen": listen,
-    "come and go": come_and_go,
-    "watch": watch_many,
-}
+WORKS = {"wait": wait_for_keys, "write": write_keys}
 
 if __name__ == "__main__":
     logging.disable()

@@ -15,14 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.cases import Case, Result, Verdict
-
-VERDICT_STYLES: dict[Verdict, str] = {
-    "met": "green",
-    "missed": "bold red",
-    "no target": "dim",
-    "not measured": "yellow",
-}
+from benchmarks.cases import Case, Result
 
 
 def environment() -> dict[str, str | int | None]:
@@ -103,15 +96,11 @@ def plain_table(
 
 
 def results_table(results: Iterable[Result], title: str, caption: str, quick: bool) -> Table:
-    """A line for each case and loop: medians, the quartiles of the figure, and the verdict."""
-    numbers = ("ours", "theirs", "figure", "quartiles", "settled", "at most")
+    """A line for each case and loop: medians, and the quartiles of the figure."""
+    numbers = ("ours", "theirs", "figure", "quartiles", "settled")
     table = plain_table(title, caption, ("row", "loop"), numbers, quick)
-    table.add_column("verdict")
     for each in results:
-        target = "" if each.target is None else f"{each.target:g}"
-        table.add_row(
-            each.case.name, each.loop_name, *_figures(each), target, _styled(each.verdict)
-        )
+        table.add_row(each.case.name, each.loop_name, *_figures(each))
     return table
 
 
@@ -127,14 +116,9 @@ def legend_table(cases: Iterable[Case]) -> Table:
 
 def result_line(result: Result, seconds: float) -> str:
     """The line to print as soon as a row is done."""
-    figure = _figures(result)[2]
     label = f"{result.case.name} on {result.loop_name}"
-    reason = f": {escape(result.reason)}" if result.reason else ""
-    return f"{label:<24}{figure:>12}   {_styled(result.verdict)}{reason}   [dim]{seconds:.1f} s[/]"
-
-
-def _styled(verdict: Verdict) -> str:
-    return f"[{VERDICT_STYLES[verdict]}]{verdict}[/]"
+    figure = escape(result.reason) or _figures(result)[2]
+    return f"{label:<24}{figure:>12}   [dim]{seconds:.1f} s[/]"
 
 
 def _figures(result: Result) -> tuple[str, str, str, str, str]:
@@ -173,7 +157,5 @@ def as_json(result: Result) -> dict[str, Any]:
         "cost_unit": case.cost_unit,
         "bare": measured and dataclasses.asdict(measured.bare),
         "settled": measured and measured.settled and dataclasses.asdict(measured.settled),
-        "target": result.target,
-        "verdict": result.verdict,
         "reason": result.reason or None,
     }

@@ -1,32 +1,31 @@
-"""The one test of the benchmarks in the default suite: the command line starts, measures and
-reports."""
+"""Each program of the benchmarks starts, measures and reports."""
 
 import json
 from pathlib import Path
 
+import pytest
+from readme_blocks import ROOT
 
-def test_requested_rows_are_printed_and_written_as_json(program, tmp_path):
-    file = tmp_path / "micro.json"
-    options = (
-        "--quick",
-        "--loop",
-        "asyncio",
-        "--only",
-        "cycle",
-        "--only",
-        "timer-0",
-        "--json",
-        file,
-    )
+PROGRAMS = {
+    "micro --loop asyncio --only cycle --only timer-0": "rows",
+    f"micro --loop asyncio --only cycle --against {ROOT}": "rows",
+    "http --polls 1000": "rows",
+    "load --rate 105000 --timeouts high": "runs",
+    "memory": "runs",
+    "relay --rate 200": "rows",
+}
+"""Command lines, and where their JSON has the figures."""
 
-    printed = program(Path(__file__).parent, "micro", *options, cwd=tmp_path).stdout
 
-    rows = json.loads(file.read_text())["rows"]
-    assert [(row["name"], row["loop"]) for row in rows] == [
-        ("cycle", "asyncio"),
-        ("timer-0", "asyncio"),
-    ]
-    for row in rows:
-        assert row["bare"]["ours"]["median"] > 0 < row["bare"]["theirs"]["median"]
-        assert f"{row['name']} on asyncio" in printed
-    assert "these figures prove nothing" in printed
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=[pytest.mark.slow] * bool(n)) for n, words in enumerate(PROGRAMS)],
+)
+def test_program_prints_figures_and_writes_them(words, program, tmp_path):
+    file = tmp_path / "figures.json"
+    options = (*words.split(), "--quick", "--json", file)
+
+    printed = program(Path(__file__).parent, *options, cwd=tmp_path, timeout=600).stdout
+
+    assert "prove nothing" in " ".join(printed.split())
+    assert json.loads(file.read_text())[PROGRAMS[words]]

@@ -36,8 +36,7 @@ class DriveResult:
         created_s: seconds of the clock until the last request was created.
         elapsed_s: seconds of the clock until the last request had ended.
         cpu_s: seconds of CPU time until the last request had ended.
-        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's;
-            None if it has threads.
+        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's.
         answered: how many requests were completed or expired.
         lateness_s: of each expiry, sorted.
         counters: the implementation's own counts.
@@ -46,7 +45,7 @@ class DriveResult:
     created_s: float
     elapsed_s: float
     cpu_s: float
-    max_stall_s: float | None
+    max_stall_s: float
     answered: int
     lateness_s: list[float]
     counters: dict[str, int]

@@ -7,7 +7,6 @@ comes; the rest expire after 200 ms. `workload` describes them, `driver` makes t
 each in a process of its own. Before them comes the empty purgatory: its cost is the
 generator's own share, and the *net* cost of an implementation is its cost without that share. With
 several rounds the median of each figure counts, and the lowest and the highest are shown beside it.
-`java` does the same on a JVM.
 """
 
 import argparse
@@ -19,9 +18,15 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.baselines import java, sizes
 from benchmarks.baselines.driver import DriveResult, drive
-from benchmarks.baselines.implementations import BY_NAME, EMPTY, OURS, Named
+from benchmarks.baselines.implementations import (
+    BY_NAME,
+    EMPTY,
+    OURS,
+    Named,
+    add_implementations,
+    chosen,
+)
 from benchmarks.baselines.workload import LATENCIES, Latency, Workload
 from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.options import positive
@@ -57,7 +62,7 @@ class Figures:
         own_us: the CPU time of the generator, per request; `net_us` is `cpu_us` without it.
         lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
         max_stall_ms: the longest CPU time that the implementation took between two ticks of the
-            generator; None for Java, whose threads do not wait for each other.
+            generator.
         per_second: the implementation's counts of its own work.
         spread: the lowest and the highest of some figures over the rounds.
     """
@@ -73,13 +78,13 @@ class Figures:
     net_us: float
     expired: float
     lateness_ms: list[float]
-    max_stall_ms: float | None
+    max_stall_ms: float
     per_second: dict[str, float]
     spread: dict[str, tuple[float, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    sizes.add_arguments(parser, random=True)
+    add_implementations(parser, random=True)
     parser.add_argument(
         "--requests",
         type=positive,
@@ -110,14 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how often to measure; the median counts (default: %(default)s)",
     )
-    parser.add_argument(
-        "--java",
-        action="store_true",
-        help="Kafka's own classes as well, on a JVM: needs Java 17 with its compiler, and Maven",
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the tables for a page, in Markdown"
-    )
 
 
 def rate(text: str) -> float:
@@ -142,17 +139,11 @@ def run(options: argparse.Namespace) -> int:
         for latency in LATENCIES
         if options.latencies is None or latency.name in options.latencies
     ]
-    compared = sizes.chosen(options)
+    compared = chosen(options)
     console = opened_console(
         f"load: {requests:,} requests for each of {len(compared)} implementations at "
         f"{len(rates)} rates"
     )
-    if options.java:
-        try:
-            java.command()
-        except java.Unavailable as error:
-            console.print(f"--java {error}")
-            return 1
     figures: list[Figures] = []
     for loop_name in options.loops:
         for latency in latencies:
@@ -161,9 +152,7 @@ def run(options: argparse.Namespace) -> int:
                     (requests, asked, latency, options.seed + number)
                     for number in range(options.rounds)
                 ]
-                rounds = [
-                    round_of(loop_name, workload, compared, options.java) for workload in workloads
-                ]
+                rounds = [round_of(loop_name, workload, compared) for workload in workloads]
                 medians = [medians_of(same) for same in zip(*rounds, strict=True)]
                 for each in medians:
                     console.print(line(each))
@@ -174,9 +163,6 @@ def run(options: argparse.Namespace) -> int:
                 each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)
             ]
             console.print(table(same, f"{latency.name} timeouts on {loop_name}"))
-            if options.markdown:
-                lines = (f"\n{latency.name} timeouts on {loop_name}:\n", *markdown(same))
-                console.print(*lines, sep="\n", markup=False, soft_wrap=True)
     console.print(caption(requests, options.rounds, options.quick))
     details = {"seed": options.seed, "rounds": options.rounds, "percentiles": PERCENTILES}
     write_report(console, options, "load", **details, runs=list(map(asdict, figures)))
@@ -187,19 +173,13 @@ def round_of(
     loop_name: LoopName,
     workload: tuple[int, float, Latency, int],
     compared: Iterable[Named],
-    with_java: bool,
 ) -> list[Figures]:
-    """The figures of each implementation with the same workload, after the generator alone. Java
-    has a generator of its own."""
+    """The figures of each implementation with the same workload, after the generator alone."""
     own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
     results = []
     for each in compared:
         driven = in_fresh_process(_measure, loop_name, each.name, *workload)
         results.append(figures_of(loop_name, each.name, workload, driven, own))
-    if with_java:
-        same = Workload(*workload)
-        own = java.drive(same, "empty")
-        results.append(figures_of(loop_name, java.NAME, workload, java.drive(same, "kafka"), own))
     return results
 
 
@@ -233,7 +213,7 @@ def figures_of(
         lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES]
         if late
         else [],
-        max_stall_ms=None if driven.max_stall_s is None else driven.max_stall_s * 1e3,
+        max_stall_ms=driven.max_stall_s * 1e3,
         per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
         spread={},
     )
@@ -300,7 +280,7 @@ def table(figures: Sequence[Figures], title: str) -> Table:
             f"{ours[each.rate] / each.net_us:.2f}" if comparable else "",
             f"{each.expired:.1%}",
             "/".join(late),
-            "" if each.max_stall_ms is None else f"{each.max_stall_ms:.1f}",
+            f"{each.max_stall_ms:.1f}",
             f"{each.per_second['wake_ups']:,.0f}" if each.per_second else "",
         )
     return result
@@ -311,27 +291,6 @@ def with_spread(each: Figures, name: str, form: str) -> str:
     low, high = each.spread[name]
     text = format(getattr(each, name), form)
     return text if low == high else f"{text} ({format(low, form)} to {format(high, form)})"
-
-
-def markdown(figures: Sequence[Figures]) -> list[str]:
-    """The lines of a table for a page: what each costs at each rate, net, and how many requests it
-    takes at most."""
-    rates = list(dict.fromkeys(each.rate for each in figures))
-    asked = [
-        "as fast as it goes: requests a second" if rate is None else f"net µs at {rate:,.0f}/s"
-        for rate in rates
-    ]
-    lines = ["| | " + " | ".join(asked) + " |", "|---" * (len(rates) + 1) + "|"]
-    for name in dict.fromkeys(each.implementation for each in figures):
-        found = {each.rate: each for each in figures if each.implementation == name}
-        cells = [
-            with_spread(
-                found[rate], *(("actual_rate", ",.0f") if rate is None else ("net_us", ".1f"))
-            )
-            for rate in rates
-        ]
-        lines.append(f"| *{name}* | " + " | ".join(cells) + " |")
-    return lines
 
 
 def caption(requests: int, rounds: int, quick: bool) -> str:

@@ -13,16 +13,23 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 
 from rich.table import Table
 
-from benchmarks.baselines.implementations import BY_NAME, NEVER_MS, OURS, RunState
-from benchmarks.baselines.sizes import add_arguments, run_sizes
-from benchmarks.cases import LoopName, run_on
+from benchmarks.baselines.implementations import (
+    BY_NAME,
+    NEVER_MS,
+    OURS,
+    RunState,
+    add_implementations,
+    chosen,
+)
+from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.measure import Unmeasurable
 from benchmarks.process import in_fresh_process, resident_bytes
-from benchmarks.report import plain_table
+from benchmarks.report import opened_console, plain_table, write_report
 from purgatory.pipeline._programs import Program
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -49,10 +56,21 @@ class Figures:
 
 def run(options: argparse.Namespace) -> int:
     """Measures each size, prints the table and writes the JSON."""
-    return run_sizes(options, "memory", ["memory"], SIZES, _measured, table)
+    sizes = [SIZES[0] // QUICK_DIVISOR, SIZES[-1] // QUICK_DIVISOR] if options.quick else SIZES
+    console = opened_console("memory: of requests in each implementation")
+    figures = []
+    for loop_name, size, each in product(options.loops, sizes, chosen(options)):
+        console.print(f"{size:,} in {each.name} on {loop_name}", style="dim")
+        try:
+            figures.append(figures_of(loop_name, each.name, size))
+        except Unmeasurable as error:
+            console.print(f"{size:,} in {each.name}: {error}")
+    console.print(table(figures, options.quick))
+    write_report(console, options, "memory", runs=list(map(asdict, figures)))
+    return 0
 
 
-def _measured(loop_name: LoopName, _: str, name: str, size: int) -> Figures:
+def figures_of(loop_name: LoopName, name: str, size: int) -> Figures:
     grown, left = in_fresh_process(measure, loop_name, name, size)
     traced, held = in_fresh_process(measure, loop_name, name, size, traced=True)
     return Figures(loop_name, name, size, grown / size, left / max(grown, 1), held / max(traced, 1))
@@ -139,6 +157,6 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
 PROGRAM = Program(
     "memory",
     "Bytes of a pending request, with up to a million pending, and the bytes left afterwards.",
-    add_arguments,
+    add_implementations,
     run,
 )

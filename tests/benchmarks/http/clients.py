@@ -4,16 +4,14 @@ poll open on each.
 They speak as little HTTP as possible, because they share the machine with the server. They also
 report how busy they were themselves: clients that are busy all the time only measure themselves.
 
-    python -m benchmarks.http.clients SERVER_PROCESS PORT '{"work": "load", "polls": 1000, ...}'
+    python -m benchmarks.http.clients PORT '{"polls": 1000, ...}'
 
 prints one line of JSON for each thing measured.
 """
 
 import asyncio
 import json
-import os
 import random
-import signal
 import sys
 import time
 from functools import partial
@@ -61,8 +59,6 @@ class Poller(asyncio.Protocol):
             self.clients.answered(now - answer["at"])
             if self.clients.polling:
                 self.poll()
-        elif head.startswith(b"HTTP/1.1 503"):
-            self.clients.refused += 1
         else:
             raise RuntimeError(f"the server answered {head[:40]!r}")
 
@@ -70,13 +66,12 @@ class Poller(asyncio.Protocol):
 class Clients:
     """All connections to one server, and their measurements."""
 
-    def __init__(self, server: int, port: int, seed: int) -> None:
-        self.server, self.port = server, port
+    def __init__(self, port: int, seed: int) -> None:
+        self.port = port
         self.random = random.Random(seed)
         self.pollers: list[Poller] = []
         self.path = b"ours"
         self.polling = False
-        self.refused = 0
         self.latencies: list[float] = []
 
     def answered(self, latency: float) -> None:
@@ -168,39 +163,11 @@ class Clients:
 
 
 async def measure(clients: Clients, job: dict[str, Any]) -> None:
-    """Does one piece of work, and prints its measurements."""
-    polls: int = job["polls"]
-    await clients.connect(polls)
-    if job["work"] == "load":
-        for number in range(job["rounds"]):
-            for path in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
-                send({"round": number, **await clients.load(path, job["rate"], job["seconds"])})
-    elif job["work"] == "memory":
-        before = (await clients.ask("GET", "/state?collect"))["resident"]
-        await clients.open_polls(job["path"])
-        after = (await clients.ask("GET", "/state?collect"))["resident"]
-        send({"bytes": (after - before) / polls})
-    elif job["work"] == "vanish":
-        await clients.open_polls("ours")
-        clients.polling = False
-        for poller in clients.pollers:
-            poller.transport.abort()
-        await asyncio.sleep(0)  # closes them
-        started = time.monotonic()
-        await clients.until_open(0)
-        send(
-            {
-                "seconds": time.monotonic() - started,
-                "pending": (await clients.ask("GET", "/state"))["pending"],
-            }
-        )
-    else:
-        await clients.open_polls("ours")
-        started = time.monotonic()
-        os.kill(clients.server, signal.SIGTERM)
-        while clients.refused < polls and time.monotonic() - started < 60:
-            await asyncio.sleep(0.005)
-        send({"answered": clients.refused, "seconds": time.monotonic() - started})
+    """Runs the handlers alternately, and prints the measurements."""
+    await clients.connect(job["polls"])
+    for number in range(job["rounds"]):
+        for path in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            send({"round": number, **await clients.load(path, job["rate"], job["seconds"])})
 
 
 def send(result: dict[str, Any]) -> None:
@@ -208,10 +175,10 @@ def send(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    server, port, text = sys.argv[1:]
+    port, text = sys.argv[1:]
     job = json.loads(text)
     raise_file_limit()
-    run_on(job["loop"], measure(Clients(int(server), int(port), job["seed"]), job))
+    run_on(job["loop"], measure(Clients(int(port), job["seed"]), job))
 
 
 if __name__ == "__main__":

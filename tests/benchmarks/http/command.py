@@ -10,19 +10,14 @@ import sys
 from functools import partial
 from typing import Any
 
-from benchmarks.cases import QUICK_DIVISOR, Case, on_both
-from benchmarks.http.rows import Load, Memory, stop, vanish
+from benchmarks.cases import QUICK_DIVISOR, Case
+from benchmarks.http.rows import Load
 from benchmarks.options import add_common_options, more_than_zero, positive
 from benchmarks.process import raise_file_limit
 from benchmarks.runner import run_cases
 from purgatory.pipeline._programs import Program
 
 POLLS = (1_000, 5_000, 15_000)
-POLLS_IN_MEMORY = 5_000
-POLLS_THAT_VANISH = 10_000
-POLLS_AT_THE_STOP = 1_000
-LIMITS = {1_000: 1.0, 15_000: 0.7}
-"""The targets for the ratios of p99 and of CPU, by the number of open polls."""
 OTHER_CONNECTIONS = 100
 """Limit of files that a process needs besides one for each poll."""
 THEIRS = "asyncio.wait_for on an asyncio.Event"
@@ -64,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures all rows; 2 if this process may not open enough connections."""
     counts = options.polls or POLLS
-    connections = max(POLLS_THAT_VANISH, *counts)
+    connections = max(counts)
     needed = connections // QUICK_DIVISOR if options.quick else connections
     if needed + OTHER_CONNECTIONS > (limit := raise_file_limit()):
         print(
@@ -75,9 +70,7 @@ def run(options: argparse.Namespace) -> int:
     loads = [
         Load(count, options.rounds, options.seconds, options.check_interval) for count in counts
     ]
-    cases = [case for load in loads for case in load_cases(load)] + other_cases(
-        options.check_interval
-    )
+    cases = [case for load in loads for case in load_cases(load)]
 
     def runs() -> list[dict[str, Any]]:
         return [
@@ -95,80 +88,12 @@ def run(options: argparse.Namespace) -> int:
 
 def load_cases(load: Load) -> list[Case]:
     """A row for each figure of a load."""
-    target = on_both(LIMITS[load.polls]) if load.polls in LIMITS else {}
     polls = f"{load.polls:,} open polls"
+    rows = [(each, f"from event to answer, {each}", "ms") for each in ("p50", "p99", "p99.9")]
+    rows.append(("cpu", "CPU time per answer", "µs"))
     return [
-        Case(
-            f"{load.polls}-p50",
-            f"{polls}: from event to answer, p50",
-            THEIRS,
-            {},
-            "×",
-            partial(load.row, "p50"),
-            "ms",
-        ),
-        Case(
-            f"{load.polls}-p99",
-            f"{polls}: from event to answer, p99",
-            THEIRS,
-            target,
-            "×",
-            partial(load.row, "p99"),
-            "ms",
-        ),
-        Case(
-            f"{load.polls}-p99.9",
-            f"{polls}: from event to answer, p99.9",
-            THEIRS,
-            {},
-            "×",
-            partial(load.row, "p99.9"),
-            "ms",
-        ),
-        Case(
-            f"{load.polls}-cpu",
-            f"{polls}: CPU time per answer",
-            THEIRS,
-            target,
-            "×",
-            partial(load.row, "cpu"),
-        ),
-    ]
-
-
-def other_cases(check_interval: float) -> list[Case]:
-    """The rows about memory, the stop of the server and clients that leave."""
-    memory = Memory(POLLS_IN_MEMORY, check_interval)
-    return [
-        Case(
-            "memory",
-            "memory of an open poll, minus the memory of a bare request",
-            THEIRS,
-            {},
-            "×",
-            memory.whole,
-            "bytes",
-        ),
-        Case(
-            "memory-share", "the purgatory's share of it", "", on_both(1024), "bytes", memory.share
-        ),
-        Case(
-            "stop",
-            f"SIGTERM with {POLLS_AT_THE_STOP:,} polls open, all of which are answered, until "
-            "the process has ended",
-            "",
-            on_both(1.0),
-            "s",
-            partial(stop, POLLS_AT_THE_STOP),
-        ),
-        Case(
-            "vanish",
-            f"{POLLS_THAT_VANISH:,} clients vanish, until nothing is pending",
-            "",
-            on_both(1.0),
-            "s",
-            partial(vanish, POLLS_THAT_VANISH),
-        ),
+        Case(f"{load.polls}-{name}", f"{polls}: {work}", THEIRS, "×", partial(load.row, name), unit)
+        for name, work, unit in rows
     ]
 
 

@@ -18,7 +18,6 @@ ANSWERS_PER_SECOND = 500
 POLLS_PER_EVENT = 10
 FACTORS: Final = {"p50": 1e3, "p99": 1e3, "p99.9": 1e3, "cpu": 1e6}
 """The figures of a run, and the factor from seconds to the unit of their row."""
-STOP_TIMEOUT = 60.0
 
 Json = dict[str, Any]
 
@@ -58,7 +57,6 @@ class Load:
     async def _measure(self, setting: Setting) -> list[Json]:
         rounds = 1 if setting.quick else self.rounds
         job = {
-            "work": "load",
             "polls": max(POLLS_PER_EVENT, setting.size(self.polls)),
             "rate": ANSWERS_PER_SECOND / POLLS_PER_EVENT,
             "rounds": rounds,
@@ -95,76 +93,6 @@ def compared(runs: Sequence[Json], figure: str) -> Measured:
             [ours[number] for number in rounds], [theirs[number] for number in rounds]
         )
     )
-
-
-@dataclass(slots=True)
-class Memory:
-    """What an open poll adds to the memory of a server process, in each of four ways, each on a
-    server of its own."""
-
-    polls: int
-    check_interval: float
-    costs: dict[LoopName, dict[str, float]] = field(default_factory=dict)
-
-    async def share(self, setting: Setting) -> Measured:
-        """The cost that the purgatory alone adds to a request that waits for a bare future."""
-        cost = await self._cost(setting)
-        return Measured(Comparison.alone([cost["alone"] - cost["bare"]]))
-
-    async def whole(self, setting: Setting) -> Measured:
-        """The cost that our handler adds to a request that waits for a bare future, as a ratio to
-        theirs."""
-        cost = await self._cost(setting)
-        ours, theirs = cost["ours"] - cost["bare"], cost["theirs"] - cost["bare"]
-        if theirs <= 0.0:
-            raise Unmeasurable("so few polls make no difference to the memory of a process")
-        return Measured(Comparison.paired([ours], [theirs]))
-
-    async def _cost(self, setting: Setting) -> dict[str, float]:
-        if setting.loop_name not in self.costs:
-            paths = ("bare", "alone", "ours", "theirs")
-            job = {
-                "work": "memory",
-                "polls": setting.size(self.polls),
-                **common(setting, self.check_interval),
-            }
-            cost = {}
-            for number in setting.track(len(paths)):
-                result = await measured_once({**job, "path": paths[number]})
-                cost[paths[number]] = result["bytes"]
-            self.costs[setting.loop_name] = cost
-        return self.costs[setting.loop_name]
-
-
-async def stop(polls: int, setting: Setting) -> Measured:
-    """Seconds from SIGTERM to the end of the server process, with all polls open, each of which is
-    answered."""
-    polls = setting.size(polls)
-    async with server(job := {"work": "stop", "polls": polls, **common(setting)}) as process:
-        async with contextlib.aclosing(clients(process, job)) as results:
-            result = await anext(results)
-        async with asyncio.timeout(STOP_TIMEOUT):
-            await process.wait()
-        # The clients' clock began with the signal; what came after their last answer is added here.
-        seconds = time.monotonic() - result["received_at"] + result["seconds"]
-    if result["answered"] != polls:
-        raise Unmeasurable(
-            f"only {result['answered']:,} of {polls:,} polls were answered when the server stopped"
-        )
-    return Measured(Comparison.alone([seconds]))
-
-
-async def vanish(polls: int, setting: Setting) -> Measured:
-    """Seconds from the moment at which all clients reset their connections until nothing is
-    pending."""
-    result = await measured_once(
-        {"work": "vanish", "polls": setting.size(polls), **common(setting)}
-    )
-    if result["pending"]:
-        raise Unmeasurable(
-            f"{result['pending']:,} polls are still pending, whose clients have vanished"
-        )
-    return Measured(Comparison.alone([result["seconds"]]))
 
 
 # -- the processes
@@ -207,7 +135,7 @@ async def clients(process: Process, job: Json) -> AsyncGenerator[Json, None]:
     """
     assert process.stdout is not None
     port = (await process.stdout.readline()).decode().strip()
-    load = await started("benchmarks.http.clients", str(process.pid), port, json.dumps(job))
+    load = await started("benchmarks.http.clients", port, json.dumps(job))
     try:
         assert load.stdout is not None
         async for line in load.stdout:
@@ -225,9 +153,3 @@ async def measured(job: Json) -> AsyncGenerator[Json, None]:
     async with server(job) as process, contextlib.aclosing(clients(process, job)) as results:
         async for result in results:
             yield result
-
-
-async def measured_once(job: Json) -> Json:
-    """The only thing that the clients measure, on a server of its own."""
-    [result] = [result async for result in measured(job)]
-    return result

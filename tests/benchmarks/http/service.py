@@ -9,17 +9,12 @@ are the same:
 - theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key,
   interrupted now and then to ask Starlette whether the client has left.
 
-Two more are there for the memory, and do not check for their client. ``/alone`` waits in the
-`ThresholdPurgatory` without `purgatory.asgi`. ``/bare`` waits for a future: that is what an open
-request costs the server in any case.
-
-``POST /publish?key=K`` brings the next version of a key, for all handlers alike.
+``POST /publish?key=K`` brings the next version of a key, for both handlers alike.
 """
 
 import argparse
 import asyncio
 import contextlib
-import gc
 import socket
 import time
 from collections import defaultdict
@@ -32,13 +27,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.process import raise_file_limit, resident_bytes
+from benchmarks.process import raise_file_limit
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls
 
 
 class Service:
-    """The versions of the keys, and those who wait for the next one, in each of the four ways."""
+    """The versions of the keys, and those who wait for the next one, in both ways."""
 
     def __init__(self, check_interval: float) -> None:
         self.check_interval = check_interval  # seconds; see theirs
@@ -47,13 +42,10 @@ class Service:
         self.polls = LongPolls(max_wait=3600)
         self.thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
         self.events: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self.futures: defaultdict[int, list[asyncio.Future[None]]] = defaultdict(list)
         self.theirs_open = 0
         routes = [
             Route("/ours", self.ours),
             Route("/theirs", self.theirs),
-            Route("/alone", self.alone),
-            Route("/bare", self.bare),
             Route("/publish", self.publish, methods=["POST"]),
             Route("/state", self.state),
         ]
@@ -100,19 +92,6 @@ class Service:
         finally:
             self.theirs_open -= 1
 
-    async def alone(self, request: Request) -> Response:
-        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
-        await self.thresholds.wait(key, seen + 1, float(request.query_params["wait"]))
-        return self.answer(key)
-
-    async def bare(self, request: Request) -> Response:
-        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
-        while self.versions[key] <= seen:
-            future = asyncio.get_running_loop().create_future()
-            self.futures[key].append(future)
-            await future
-        return self.answer(key)
-
     async def publish(self, request: Request) -> Response:
         key = int(request.query_params["key"])
         self.versions[key] += 1
@@ -121,22 +100,11 @@ class Service:
         event = self.events.pop(key, None)
         if event is not None:
             event.set()
-        for future in self.futures.pop(key, ()):
-            future.set_result(None)
         return Response(status_code=204)
 
     async def state(self, request: Request) -> Response:
-        if "collect" in request.query_params:
-            gc.collect()
-        waiting = self.thresholds.pending + self.theirs_open + sum(map(len, self.futures.values()))
-        endings = {ending.value: count for ending, count in self.polls.endings.items()}
-        state = {
-            "open": waiting,
-            "pending": self.thresholds.pending,
-            "cpu": time.process_time(),
-            "endings": endings,
-        }
-        return JSONResponse({**state, "resident": resident_bytes()})
+        waiting = self.thresholds.pending + self.theirs_open
+        return JSONResponse({"open": waiting, "cpu": time.process_time()})
 
 
 def main() -> None:

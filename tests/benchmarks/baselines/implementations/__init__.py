@@ -1,4 +1,4 @@
-"""The purgatories that `load`, `burst` and `memory` compare, each with the interface of
+"""The purgatories that `load` and `memory` compare, each with the interface of
 `interface`:
 
 - *ours*: this library;
@@ -11,6 +11,7 @@ old purgatory, wheels after Netty's and Linux's, and a task in `asyncio.timeout`
 were measured once; the figures are on the page.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from benchmarks.baselines.implementations.interface import (
 )
 from benchmarks.baselines.implementations.kafka import KafkaWheel
 from benchmarks.baselines.implementations.ours import Ours
+from benchmarks.options import add_common_options
 
 __all__ = [
     "BY_NAME",
@@ -55,3 +57,23 @@ IMPLEMENTATIONS = (
 )
 EMPTY = Named("empty", "an empty purgatory: the generator's own share", EmptyPurgatory)
 BY_NAME = {each.name: each for each in (*IMPLEMENTATIONS, EMPTY)}
+
+
+def add_implementations(parser: argparse.ArgumentParser, random: bool = False) -> None:
+    """Adds ``--implementation``, which may be repeated, and the common options. By default all
+    implementations are measured."""
+    add_common_options(parser, random=random, fastest_loop=True)
+    parser.add_argument(
+        "--implementation",
+        dest="implementations",
+        action="append",
+        choices=[each.name for each in IMPLEMENTATIONS],
+        help="only this one; may be repeated. "
+        + "; ".join(f"{each.name}: {each.summary}" for each in IMPLEMENTATIONS),
+    )
+
+
+def chosen(options: argparse.Namespace) -> list[Named]:
+    """The implementations to measure, in the order in which they were named."""
+    names = options.implementations or [each.name for each in IMPLEMENTATIONS]
+    return [BY_NAME[name] for name in dict.fromkeys(names)]
