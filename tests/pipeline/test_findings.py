@@ -126,7 +126,7 @@ def test_what_was_left_out_is_said():
     ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
 
     assert said(account=lines) == [
-        "Not in these figures, of operations: 4 rows that cannot be right."
+        "Not in these figures: 4 invalid rows, in the folder 'operations'."
     ]
 
 

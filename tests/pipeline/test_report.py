@@ -230,7 +230,7 @@ def test_eighty_column_terminal_cuts_nothing(
     printed = capsys.readouterr().out
     assert "…" not in printed and "? is not answerable from this data" in printed
     assert max(map(len, printed.split("\n\n")[0].splitlines())) <= 80
-    assert "of operations: 1,000,000 operations that were numbered, and are in no row" in " ".join(
+    assert "1,000,000 operations with a number but no row, in the folder 'operations'" in " ".join(
         printed.split()
     )
 
@@ -249,11 +249,13 @@ def test_caption_explains_question_mark_only_if_present(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [operation(number) for number in range(30)]
+    rows[7] |= {"timeout_s": 40.0}
     write(tmp_path / "journal", "operations", "x", rows)
 
     assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
 
     printed = capsys.readouterr().out
+    assert "1 s to 40 s" in printed
     assert "?" not in printed and "not answerable" not in printed
 
 

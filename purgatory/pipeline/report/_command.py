@@ -20,7 +20,7 @@ from purgatory.pipeline._files import Local, distinct, is_uri, size
 from purgatory.pipeline._options import add_master_option, has_session
 from purgatory.pipeline._shown import shown, without_secrets
 from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
+from purgatory.pipeline.report._findings import findings, seconds, set_apart, share, timeouts
 from purgatory.pipeline.report._page import page
 from purgatory.pipeline.report._queries import Engine
 from purgatory.pipeline.report._summary import Summary
@@ -173,7 +173,7 @@ def _print(console: Console, summary: Summary, said: list[str]) -> None:
     )
     for name in ("purgatory", "kind"):
         table.add_column(name, overflow="fold")
-    for name in ("operations", "expired", "timeout", "for 1 %", "for 0.1 %"):
+    for name in ("operations", "expired", "timeouts", "for 1 %", "for 0.1 %"):
         table.add_column(name, justify="right", min_width=len(name))
     for line in lines:
         answers = [
@@ -181,13 +181,12 @@ def _print(console: Console, summary: Summary, said: list[str]) -> None:
             for name in ("timeout_1_percent", "timeout_01_percent")
         ]
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
-        timeout = "" if line["timeout_max_s"] is None else seconds(line["timeout_max_s"])
         table.add_row(
             Text(printable(line["purgatory"])),  # not a str: rich would take [/x] for markup
             Text(printable(line["kind"])),
             f"{line['operations']:,}",
             rate,
-            timeout,
+            timeouts(line),
             *answers,
         )
     console.print(table)

@@ -71,9 +71,10 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "read": [
             {
                 **{name: line[name] for name in ("folder", "reason", "count")},
-                "what": LEFT_OUT.get(line["what"], line["what"]),
+                "what": LEFT_OUT.get(line["what"], ("", line["what"]))[1],
             }
             for line in summary.account
+            if line["count"] or line["what"] not in LEFT_OUT
         ],
     }
 

@@ -79,14 +79,15 @@ def _timeout(line: Line) -> str:
         )
     return (
         f"Of {_what(line)} {share(line['expiry_rate'])} expired, with timeouts of "
-        f"{_timeouts(line)}. {answer}"
+        f"{timeouts(line) or 'unknown length'}. {answer}"
     )
 
 
-def _timeouts(line: Line) -> str:
+def timeouts(line: Line) -> str:
+    """The shortest and the longest timeout; empty if none is known."""
     low, high = line["timeout_min_s"], line["timeout_max_s"]
     if low is None:
-        return "no length that was written"
+        return ""
     return seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
 
 
@@ -145,12 +146,12 @@ def _pending(summary: Summary) -> list[Finding]:
 
 
 LEFT_OUT: Final = {
-    "files unreadable": "files that cannot be read",
-    "rows rejected": "rows that cannot be right",
-    "duplicates dropped": "further copies of rows",
-    "ids missing": "operations that were numbered, and are in no row",
+    "files unreadable": ("unreadable file", "unreadable files"),
+    "rows rejected": ("invalid row", "invalid rows"),
+    "duplicates dropped": ("duplicate row", "duplicate rows"),
+    "ids missing": ("operation with a number but no row", "operations with a number but no row"),
 }
-"""Rows missing from the figures: name in the table ``reconciliation`` -> description."""
+"""Rows missing from the figures: name in the table ``reconciliation`` -> a noun and its plural."""
 
 
 def _left_out(summary: Summary) -> list[str]:
@@ -159,8 +160,9 @@ def _left_out(summary: Summary) -> list[str]:
     for line in summary.account:
         counts[line["what"], line["folder"]] += line["count"]
     return [f"Cannot be read: {reason}." for reason in unreadable[:WORTH_SAYING]] + [
-        f"Not in these figures, of {folder}: {counts[what, folder]:,} {words}."
-        for what, words in LEFT_OUT.items()
+        f"Not in these figures: {counts[what, folder]:,} {nouns[counts[what, folder] > 1]}, "
+        f"in the folder {folder!r}."
+        for what, nouns in LEFT_OUT.items()
         for folder in ("operations", "checks")
         if counts[what, folder]
     ]

@@ -3,7 +3,8 @@
 const reach = () => {
   const ends = data.curves.map((each) => each.timeout_s).filter((each) => each.length);
   const low = Math.min(...ends.map((each) => each[0])),
-    high = Math.max(...ends.map((each) => each[each.length - 1]));
+    timeouts = data.timeouts.map((each) => each.timeout_max_s),
+    high = Math.max(...ends.map((each) => each[each.length - 1]), ...timeouts);
   return ends.length ? [Math.max(low, high / 1e6, 1e-6), Math.max(high, 2e-6)] : [1e-3, 1];
 };
 const [shortest, longest] = reach();
@@ -115,23 +116,30 @@ function start() {
     link.addEventListener("click", () =>
       choose({ purgatory: link.dataset.purgatory, kind: link.dataset.kind, run: -1 }),
     );
-  // The timeout with the most expiries, or one in the middle.
+  // The shortest timeout of the group with the most expiries, or one in the middle.
   const typical = [...data.timeouts]
     .sort((a, b) => b.expiry_rate - a.expiry_rate)
-    .map((row) => row.timeout_max_s)
+    .map((row) => row.timeout_min_s)
     .find((value) => value > 0);
+  for (const [id, rows] of [
+    ["late", data.lateness.cells],
+    ["keys", data.keys],
+    ["missed", data.missed],
+    ["minutes", data.minutes.filter((row) => row.expired)],
+  ])
+    by(id).hidden = !rows?.length;
   setTimeoutTried(typical || Math.sqrt(shortest * longest));
   choices();
   show();
   addEventListener("beforeprint", () => {
     theme("light");
     all();
-    for (const id in drawn)
-      Plotly.relayout(id, { width: id === "waits" || id === "survival" ? 330 : 680 });
+    for (const id of present())
+      Plotly.relayout(id, { width: id === "waits" || id === "survival" ? 345 : 700 });
   });
   addEventListener("afterprint", () => {
     theme(shown);
-    for (const id in drawn) Plotly.relayout(id, { width: null, autosize: true });
+    for (const id of present()) Plotly.relayout(id, { width: null, autosize: true });
   });
 }
 

@@ -160,8 +160,9 @@ function timeoutFor(points, share) {
   return place < 0 ? null : points.timeout_s[place];
 }
 
-/** The share of expiries at a timeout, and its 95 % interval; null beyond the longest wait. */
-function expiryRate(points, timeout) {
+/** The share of expiries at a timeout, and its 95 % interval. Beyond the longest wait it is 0 if no
+ * operation of the group has expired or is still open, and otherwise null: not answerable. */
+function expiryRate(group, points, timeout) {
   if (!points || !points.timeout_s.length) return null;
   let low = 0,
     high = points.timeout_s.length;
@@ -169,7 +170,11 @@ function expiryRate(points, timeout) {
     const middle = (low + high) >> 1;
     points.timeout_s[middle] <= timeout ? (low = middle + 1) : (high = middle);
   }
-  if (low === points.timeout_s.length && timeout > points.timeout_s[low - 1]) return null;
+  if (low === points.timeout_s.length && timeout > points.timeout_s[low - 1]) {
+    const { expired, without_end } = data.timeouts[group];
+    const isZero = points.expiry_rate[low - 1] === 0 || (expired === 0 && without_end === 0);
+    return isZero ? [0, 0, 0] : null;
+  }
   if (low === 0) return [1, 1, 1];
   return interval(points.expiry_rate[low - 1], points.standard_error[low - 1]);
 }
@@ -186,7 +191,7 @@ function interval(rate, error) {
 function table(place, columns, rows) {
   const box = document.querySelector(`#${place} .table`);
   if (!rows.length) {
-    box.innerHTML = "<p>Nothing.</p>";
+    box.innerHTML = "<p>Nothing in this choice.</p>";
     return;
   }
   const sorted = box.dataset.by
@@ -206,7 +211,7 @@ function table(place, columns, rows) {
       columns
         .map((column) => {
           const value = column.value(row);
-          return `<td class="${column.text || ""}">${text((column.show || ((each) => (each == null ? "" : each)))(value))}</td>`;
+          return `<td class="${column.text || ""}" data-name="${column.name}">${text((column.show || ((each) => (each == null ? "" : each)))(value))}</td>`;
         })
         .join("") +
       "</tr>",
@@ -256,21 +261,21 @@ function tables() {
         (value) => (value >= 0 ? share(value) : ""),
       ),
       column("missed", (row) => row.missed, count),
-      column(ofAll("timeout"), (row) => row.timeout_max_s, seconds),
-      column(ofAll("least"), (row) => row.timeout_min_s, seconds),
+      column(ofAll("shortest timeout"), (row) => row.timeout_min_s, seconds),
+      column(ofAll("longest timeout"), (row) => row.timeout_max_s, seconds),
       column(
-        "for 1 %",
+        "timeout for 1 %",
         (row) => (isExact ? row.timeout_1_percent : timeoutFor(row.curve, 0.01)),
         (value) => (value == null ? "not answerable" : seconds(value)),
       ),
       column(
-        "for 0.1 %",
+        "timeout for 0.1 %",
         (row) => (isExact ? row.timeout_01_percent : timeoutFor(row.curve, 0.001)),
         (value) => (value == null ? "not answerable" : seconds(value)),
       ),
       column(
-        `with ${seconds(state.timeout)}`,
-        (row) => (expiryRate(row.curve, state.timeout) || [null])[0],
+        `would expire with ${seconds(state.timeout)}`,
+        (row) => (expiryRate(row.group, row.curve, state.timeout) || [null])[0],
         (value) => (value == null ? "not answerable" : share(value)),
       ),
     ],

@@ -37,7 +37,7 @@ const config = {
 const escaped = (trace) =>
   trace.name === undefined ? trace : { ...trace, name: text(trace.name) };
 const draw = (id, traces, more) => Plotly.react(id, traces.map(escaped), layout(more), config);
-const inks = ["completed", "expired", "missed", "cancelled", "link", "ink"];
+const inks = ["pending", "expired", "completed", "missed", "cancelled", "ink"];
 const time = (place) => new Date(at(place)).toISOString().slice(0, 23);
 const timeAxis = () => ({ type: "date", range: [time(state.from), time(state.to)] });
 const empty = (id, why, height = 120) =>
@@ -281,7 +281,8 @@ function heat(id, keys, name, title) {
     )
     .slice(0, 20)
     .reverse();
-  if (!rows.length) return empty(id, "Nothing.");
+  by(id).hidden = !rows.length; // the table says so
+  if (!rows.length) return;
   const label = (key) =>
     `${key.key.length > 28 ? key.key.slice(0, 27) + "…" : key.key}${state.purgatory ? "" : ` (${key.purgatory})`}`;
   // A cell is at least as long as the unit of counting: checks are counted by the second.
@@ -313,8 +314,8 @@ function heat(id, keys, name, title) {
         ygap: 1,
         colorscale: [
           [0, colour("head")],
-          [0.15, colour(name === "missed" ? "faint-missed" : "faint-completed")],
-          [1, colour(name === "missed" ? "missed" : "completed")],
+          [0.15, colour(name === "missed" ? "faint-missed" : "faint-pending")],
+          [1, colour(name === "missed" ? "missed" : "pending")],
         ],
         zmin: 0,
         colorbar: {
@@ -362,17 +363,21 @@ const drawn = {
   heat: () => heat("heat", data.keys, "tried", "tried"),
   when: () => heat("when", data.missed, "missed", "missed"),
 };
+/** The pictures that are drawn. */
+const present = () =>
+  Object.keys(drawn).filter((id) => by(id).classList.contains("js-plotly-plot"));
 const stale = new Set(),
   seen = new Set();
 
 /** Draws a picture anew if it is in sight, or else when it comes into sight. */
 function refresh(id) {
   stale.add(id);
+  by(id).hidden = false;
   if (!seen.has(id) || !window.Plotly) return;
   stale.delete(id);
-  const isFirst = !by(id).classList.contains("js-plotly-plot");
+  const isFirst = !present().includes(id);
   drawn[id]();
-  if (!isFirst) return;
+  if (!isFirst || !present().includes(id)) return;
   if (["ends", "pending", "heat", "when"].includes(id)) by(id).on("plotly_relayout", zoomed);
   if (["waits", "survival"].includes(id))
     by(id).on("plotly_click", (event) => {
@@ -383,7 +388,7 @@ function refresh(id) {
 
 const pictures = () => Object.keys(drawn).forEach(refresh);
 const all = () => {
-  Object.keys(drawn).forEach((id) => seen.add(id));
+  for (const id in drawn) if (!by(id).closest("section").hidden) seen.add(id);
   [...stale].forEach(refresh);
 };
 /** Draws one picture in each frame, so that the first is there before the last is made. */
@@ -413,7 +418,7 @@ function answer() {
   ]) {
     const [from, to] = span(columns).map((place) => instant(at(place)));
     document.querySelector(`#${section} .covers`).textContent = whole()
-      ? "Of the whole time."
+      ? ""
       : `Of the operations that began from ${from} to ${to} UTC. Waits are rounded up, to 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8 or 10.`;
   }
   by("answer").innerHTML =
@@ -421,7 +426,7 @@ function answer() {
       .slice(0, 4)
       .map((group) => {
         const points = curve(group),
-          rate = expiryRate(points, state.timeout),
+          rate = expiryRate(group, points, state.timeout),
           name = `<b>${text(data.groups[group][1])}</b>`;
         if (!points)
           return `${name}: not answerable, every one completed by the try at its deadline`;
