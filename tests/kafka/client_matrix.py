@@ -74,13 +74,11 @@ class Cell:
     Attributes:
         outcome: of `WORDS`.
         raised: the client's error when it gives up.
-        logged: its first log message.
         broker: the first log message of our broker.
     """
 
     outcome: str
     raised: str = ""
-    logged: str = ""
     broker: str = ""
 
 
@@ -157,7 +155,7 @@ def run(command: list[str], address: str, feature: str) -> Cell:
     if raised and raised[-1].startswith("NotOffered"):
         return Cell("not offered")
     outcome = "refused" if feature in REFUSED and raised else "failed"
-    return Cell(outcome, (raised or logged or ["it says nothing"])[-1], (logged or [""])[0])
+    return Cell(outcome, (raised or logged or ["it says nothing"])[-1])
 
 
 def column(command: list[str], kind: str, features: list[str]) -> Iterator[tuple[str, Cell]]:
@@ -215,14 +213,14 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
                 "",
                 f"## {heading}",
                 "",
-                "| | client | its error | its log | the broker's log |",
-                "|---|---|---|---|---|",
+                "| | client | its error | the broker's log |",
+                "|---|---|---|---|",
             ]
-            lines += [
-                f"| {FEATURES[feature]} | {client} | {cell.raised} | {cell.logged} | "
-                f"{cell.broker} |"
-                for feature, client, cell in cells
-            ]
+            seen: set[str] = set()
+            for feature, client, cell in cells:
+                logged = "the same" if cell.broker in seen and cell.broker else cell.broker
+                seen.add(cell.broker)
+                lines.append(f"| {FEATURES[feature]} | {client} | {cell.raised} | {logged} |")
     if "Kafka" in found:
         differing = [
             (feature, client, ours[client][feature], cell)

@@ -280,8 +280,6 @@ def page(found: Found, missing: dict[str, str]) -> str:
             "failed on Kafka",
             [result for result in by_kind.get("Kafka", []) if result.outcome == "failed"],
         )
-        passed = [result.name for result in by_kind["ours"] if result.outcome == "passed"]
-        lines += ["", "Passed: " + (", ".join(f"`{name}`" for name in passed) or "none") + "."]
     lines += [
         "",
         "## Suites that were not run",
