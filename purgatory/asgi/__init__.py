@@ -21,8 +21,7 @@ introduction is
 
 from typing import TYPE_CHECKING
 
-from purgatory.asgi._frameworks import PollEnded
-from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._outcome import Ending, Outcome, PollEnded
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._versions import Versions

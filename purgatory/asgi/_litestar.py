@@ -1,6 +1,6 @@
 """Outcomes as responses and exceptions of Litestar."""
 
-from typing import Any, Final
+from typing import Any
 
 from litestar import MediaType, Response
 from litestar.exceptions import HTTPException, WebSocketException
@@ -8,9 +8,8 @@ from litestar.response.base import ASGIResponse
 from litestar.serialization import encode_json
 from litestar.utils.scope.state import ScopeState
 
-from purgatory.asgi._frameworks import Framework, PollEnded
-from purgatory.asgi._outcome import NO_BODY, Outcome
-from purgatory.asgi._types import Scope
+from purgatory.asgi._outcome import NO_BODY, Framework, Outcome, PollEnded
+from purgatory.asgi._request import Scope
 
 
 class LitestarOutcome(Outcome[Any], Response[Any]):  # type: ignore[misc]  # final for users
@@ -61,4 +60,6 @@ class LitestarSocketEnded(PollEnded, WebSocketException):
         self.outcome = outcome
 
 
-FRAMEWORK: Final = Framework(LitestarOutcome, LitestarEnded, LitestarSocketEnded)
+def framework(_package: str) -> Framework:
+    """The classes for `litestar`."""
+    return Framework(LitestarOutcome, LitestarEnded, LitestarSocketEnded)

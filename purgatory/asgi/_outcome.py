@@ -1,33 +1,60 @@
-"""The five endings of a request that waits, and the response to each.
+"""The five endings of a request that waits: the response to each, as each framework knows it, and how
+observers are notified.
 
-    ending       status       close   headers
-    SATISFIED    200          1000    Preference-Applied        the value is there
-    DEADLINE     204          1000    Preference-Applied        no value in time; the client may ask
-                                                                again
-    GONE         499          1001                              the client has disconnected, so the
-                                                                response is not read
-    STOPPING     503          1012    Retry-After, Connection   the server stops, or the purgatory
-                                                                was closed
-    REFUSED      503          1013    Retry-After, Connection   there was no wait: too many requests
-                                                                wait
-                 400          1008                              ... or the request is malformed
+    ending       status       close   headers                    observers
+    SATISFIED    200          1000    Preference-Applied         COMPLETED, KEY
+                                                                 the value is there
+    DEADLINE     204          1000    Preference-Applied         EXPIRED, DEADLINE
+                                                                 no value in time; the client may
+                                                                 ask again
+    GONE         499          1001                               CANCELLED, CANCELLED
+                                                                 the client has disconnected, so the
+                                                                 response is not read
+    STOPPING     503          1012    Retry-After, Connection    CANCELLED, CLOSED
+                                                                 the server stops, or the purgatory
+                                                                 was closed
+    REFUSED      503          1013    Retry-After, Connection    CANCELLED, FAILED
+                                                                 there was no wait: too many requests
+                                                                 wait
+                 400          1008                               ... or the request is malformed
 
 `close` is the code to close a WebSocket with. An endpoint may respond differently. `ANSWERS` is
 this table, and the only one in the code.
+
+The application in a request's scope identifies its framework, so no framework is imported before it
+is in use:
+
+    a handler                           the framework
+    return outcome.response()           sends it
+    return outcome                      takes it for a response of its own, and sends
+                                        `outcome.response()`
+    value = await poll.result(...)      catches `PollEnded`, an HTTP exception of its own, and
+                                        answers it
+
+Without a framework an outcome is an ASGI application, and the middleware answers `PollEnded`.
 """
 
+from asyncio import get_running_loop
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
+from importlib import import_module
 from json import dumps
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
 
-from purgatory.asgi._types import Receive, Scope, Send
+from purgatory import Cause, Observer, OperationState, PurgatoryError
+from purgatory._core.notifier import ObserverGroup
+from purgatory.asgi._request import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
 T = TypeVar("T")
+
+KIND: Final = "poll"
+"""The kind of an operation that is a wait of a request, for observers."""
 
 
 class Ending(Enum):
@@ -45,26 +72,26 @@ class Answer(NamedTuple):
 
     status: int
     close_code: int
+    state: OperationState
+    """For observers, as the next one."""
+    cause: Cause
     has_wait: bool = False
     """Whether it has `Preference-Applied`, if the request has named a wait."""
-    has_retry: bool = False
-    """Whether it has `Retry-After`."""
-    closes: bool = False
-    """Whether it has `Connection: close`, in HTTP/1: a stopping server would break the connection
-    off during the next request, and a server that refuses polls may be short of open files."""
     reason: str = ""
     """Default reason of the outcome."""
 
 
 ANSWERS: Final = {
-    Ending.SATISFIED: Answer(200, 1000, has_wait=True),
-    Ending.DEADLINE: Answer(204, 1000, has_wait=True),
-    Ending.GONE: Answer(499, 1001, reason="the client has disconnected"),
+    Ending.SATISFIED: Answer(200, 1000, OperationState.COMPLETED, Cause.KEY, has_wait=True),
+    Ending.DEADLINE: Answer(204, 1000, OperationState.EXPIRED, Cause.DEADLINE, has_wait=True),
+    Ending.GONE: Answer(
+        499, 1001, OperationState.CANCELLED, Cause.CANCELLED, reason="the client has disconnected"
+    ),
     Ending.STOPPING: Answer(
-        503, 1012, has_retry=True, closes=True, reason="the server is stopping"
+        503, 1012, OperationState.CANCELLED, Cause.CLOSED, reason="the server is stopping"
     ),
     Ending.REFUSED: Answer(
-        503, 1013, has_retry=True, closes=True, reason="too many operations wait already"
+        503, 1013, OperationState.CANCELLED, Cause.FAILED, reason="too many operations wait already"
     ),
 }
 NO_BODY: Final = (204, 304)
@@ -73,7 +100,7 @@ NO_BODY: Final = (204, 304)
 MAX_REASON_BYTES: Final = 123
 """Limit of a reason in bytes of UTF-8: the space in a WebSocket's close frame (RFC 6455, 5.5.1)."""
 
-MALFORMED: Final = Answer(400, 1008)
+MALFORMED: Final = Answer(400, 1008, OperationState.CANCELLED, Cause.FAILED)
 """The answer to a malformed request, whose ending is `REFUSED`."""
 
 
@@ -161,6 +188,49 @@ class Outcome(Generic[T]):
         await send({"type": "http.response.body", "body": body})
 
 
+class PollEnded(PurgatoryError):
+    """Raised by `Poll.result` if there is no value; frameworks answer it with the outcome's
+    response.
+
+    Args:
+        outcome: of the wait.
+        scope: of the request.
+    """
+
+    def __init__(self, outcome: Outcome[Any], scope: Scope) -> None:
+        del scope  # subclasses for frameworks use it
+        super().__init__(outcome.reason or outcome.ending.value)
+        self.outcome = outcome
+
+
+class Framework(NamedTuple):
+    """The classes of one framework."""
+
+    outcome: type[Outcome[Any]]
+    """Outcomes, which the framework takes for responses."""
+    ended: type[PollEnded]
+    """`PollEnded` in an HTTP request."""
+    socket_ended: type[PollEnded]
+    """`PollEnded` in a WebSocket."""
+
+
+def framework_of(scope: Scope) -> Framework:
+    """The framework that serves a request. Cost: O(1)."""
+    application: Any = type(scope.get("app"))
+    return _framework_of(application)
+
+
+@cache
+def _framework_of(application: Any) -> Framework:
+    for base in application.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in ("fastapi", "starlette", "litestar"):
+            module = "litestar" if package == "litestar" else "starlette"
+            framework: Framework = import_module(f"purgatory.asgi._{module}").framework(package)
+            return framework
+    return Framework(Outcome, PollEnded, PollEnded)
+
+
 def outcome_of(
     ending: Ending,
     value: Any,
@@ -168,7 +238,6 @@ def outcome_of(
     applied: str | None,
     retry_after: float,
     reason: str = "",
-    kind: type[Outcome[Any]] = Outcome,
 ) -> Outcome[Any]:
     """The outcome of a wait, with the response that the table has for its ending.
 
@@ -179,24 +248,76 @@ def outcome_of(
         applied: the `Preference-Applied` header, if the request has named a wait.
         retry_after: in seconds; `Retry-After` has whole seconds, rounded up.
         reason: replaces the reason of the table.
-        kind: the class of the outcome.
     """
     answer = ANSWERS[ending]
     headers: dict[str, str] = {}
-    if answer.has_wait and applied is not None:
-        headers["Preference-Applied"] = applied
-    if answer.has_retry:
+    if answer.has_wait:
+        if applied is not None:
+            headers["Preference-Applied"] = applied
+    elif ending is not Ending.GONE:
         headers["Retry-After"] = str(ceil(retry_after))
-    if answer.closes and scope.get("http_version", "1.1").startswith("1"):
-        headers["Connection"] = "close"
+        # A stopping server would break the connection off during the next request, and a server
+        # that refuses polls may be short of open files.
+        if scope.get("http_version", "1.1").startswith("1"):
+            headers["Connection"] = "close"
+    kind = framework_of(scope).outcome
     return kind(ending, value, answer.status, headers, _cut(reason or answer.reason))
 
 
-def malformed(reason: str, kind: type[Outcome[Any]] = Outcome) -> Outcome[Any]:
+def malformed(reason: str, scope: Scope) -> Outcome[Any]:
     """The outcome of a malformed request, with the `reason`."""
+    kind = framework_of(scope).outcome
     return kind(Ending.REFUSED, None, MALFORMED.status, {}, _cut(reason))
 
 
 def _cut(reason: str) -> str:
     """The beginning of a reason, in whole characters, that fits into `MAX_REASON_BYTES`."""
     return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+@final
+class PollNotifier:
+    """Notifies `observers`, of whom there is at least one, of the waits of requests, as a purgatory
+    does of its operations: see `purgatory.Observer`.
+
+    These operations have no keys, and their kind is "poll". The purgatory in which a request waits
+    notifies its own observers.
+
+    Args:
+        name: of the polls.
+        observers: the observers that `observers_of` returned.
+    """
+
+    __slots__ = ("_name", "_observers")
+
+    def __init__(self, name: str, observers: Sequence[Observer]) -> None:
+        self._name = name
+        self._observers = ObserverGroup(observers, _report)
+
+    def notify_started(self, poll: object) -> float:
+        """Notifies of a wait that begins now, and returns the loop's time."""
+        self._observers.notify_started(poll)
+        return get_running_loop().time()
+
+    def notify_ended(
+        self,
+        poll: object,
+        timeout: float,
+        started_at: float,
+        ending: Ending | None,
+        error: BaseException | None,
+    ) -> None:
+        """Notifies of the end of a wait of at most `timeout` seconds: with `ending`, or else with
+        `error`, which is raised. A task that other code has cancelled counts as `GONE`."""
+        failure = error if ending is None and isinstance(error, Exception) else None
+        answer = ANSWERS[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
+        limit = None if timeout == inf else max(timeout, 0.0)
+        failed_tries = 1 + (ending is Ending.DEADLINE)
+        self._observers.notify_ended(
+            (self._name, KIND, (), started_at, get_running_loop().time(), limit, answer.state,
+             answer.cause, None, failed_tries, False, failure, id(poll))
+        )  # fmt: skip
+
+
+def _report(message: str, error: BaseException | None) -> None:
+    get_running_loop().call_exception_handler({"message": f"polls: {message}", "exception": error})

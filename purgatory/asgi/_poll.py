@@ -1,5 +1,4 @@
-"""Waits of a request: for an operation, a predicate, a threshold, or any awaitable.
-`LongPolls.poll` makes a `Poll`.
+"""The life of a poll: the waits of one request, one after the other. `LongPolls.poll` makes a `Poll`.
 
     outcome = await poll.wait(purgatory, operation, keys)            an operation of your own
     outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
@@ -10,34 +9,44 @@
                                                                      any process
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
-Each ends with its result, at its deadline, when the client disconnects, or when the server stops:
-see `_wait`. All waits of a poll share its `timeout`.
+Each ends with its result, at its deadline, when the client disconnects, or when the server stops.
+It runs in the request's own task, in a scope of anyio, which a disconnect and the stop cancel:
+
+    _register       it counts as an open poll, and listens to its client; or it is refused
+    _until          with scope: await target.wait(timeout)
+    the client      disconnects -> on_disconnect -> scope.cancel()
+    the purgatory   cancels and frees the operation
+    _until          leaves the scope; scope.cancelled_caught -> Outcome(GONE)
+
+A wait that has completed by then is `SATISFIED`: the purgatory decides, and once. A cancellation
+that is not the scope's passes through.
+
+The time that a client requests starts with the first wait of its request; all its waits share it.
 """
 
-from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
+from asyncio import CancelledError, get_running_loop
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
+from sys import exception
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final, overload
 
-from purgatory import (
-    DelayedOperation,
-    OperationCancelled,
-    OperationState,
-    OperationTimeout,
-    Purgatory,
-    PurgatoryClosed,
-    PurgatoryFull,
-    RelayUnavailable,
-    ThresholdPurgatory,
-    timeout,
-)
+from anyio import CancelScope
+
+from purgatory import DelayedOperation, Purgatory, RelayUnavailable, ThresholdPurgatory
 from purgatory._core.arguments import describe
-from purgatory.asgi._frameworks import framework_of
-from purgatory.asgi._outcome import Ending, Outcome
-from purgatory.asgi._wait import PollWait
+from purgatory.asgi._open import OpenPolls
+from purgatory.asgi._outcome import Ending, Outcome, framework_of, outcome_of
+from purgatory.asgi._request import Client, Scope
+from purgatory.asgi._targets import AwaitableTarget, OperationTarget, PredicateTarget, Target
 
 if TYPE_CHECKING:
+    from purgatory.asgi._polls import LongPolls
     from purgatory.relay import Relay
+
+STOP_LIMIT: Final = 1.0
+"""Seconds that a held stream has for its end when the server stops. It needs them only if its
+client reads slowly, or not at all."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -46,11 +55,83 @@ V = TypeVar("V", bound=Any)
 
 
 @final
-class Poll(PollWait):
+class Poll:
     """A request that may wait, several times one after the other, for `timeout` seconds in total.
-    `LongPolls.poll` makes it."""
+    `LongPolls.poll` makes it.
 
-    __slots__ = ()
+    Args:
+        polls: of the application.
+        scope: scope of the request.
+        client: client of the request.
+        timeout: effective wait, in seconds.
+        applied: `Preference-Applied` header, if any.
+        problem: outcome of each wait if the request is malformed.
+    """
+
+    __slots__ = (
+        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls",
+        "_problem", "_registration",
+        "_timeout", "_wait_scope", "hold_scope", "scope",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        polls: "LongPolls",
+        scope: Scope,
+        client: Client,
+        timeout: float,
+        applied: str | None = None,
+        problem: Outcome[Any] | None = None,
+    ) -> None:
+        self.scope = scope
+        self._timeout = timeout
+        self._deadline: float | None = None
+        """Loop time at which the requested time is over; `None` before the first wait."""
+        self._polls = polls
+        self._client = client
+        self._applied = applied
+        self._problem = problem
+        self._is_held = False
+        """Whether it stays registered between two waits."""
+        self.hold_scope: CancelScope | None = None
+        """Scope in which a held poll sends its stream; None if it is not held."""
+        self._registration: OpenPolls | None = None
+        """Open polls among which it counts; None if it is not open."""
+        self._wait_scope: CancelScope | None = None
+        """Scope of its wait; None between waits."""
+        self._ending: Ending | None = None
+        """Why its wait is cancelled."""
+
+    @property
+    def timeout(self) -> float:
+        """Limit of all its waits together, in seconds: the requested time, capped and spread. It
+        starts with the first wait; a value that you set starts with the next one."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout, self._deadline = seconds, None
+
+    @property
+    def remaining(self) -> float:
+        """Rest of `timeout`, in seconds, zero and more; for operations of your own."""
+        return (
+            self._timeout
+            if self._deadline is None
+            else max(self._deadline - get_running_loop().time(), 0.0)
+        )
+
+    def hold(self) -> Outcome[Any] | None:
+        """Keeps this poll open until the end of the request, also between its waits: for streams.
+
+        Returns:
+            `None`, or the refusal: too many polls are open, the server stops, or the request is
+            over.
+        """
+        refusal = self._register()
+        if refusal is None:
+            self._is_held, self.hold_scope = True, self.hold_scope or CancelScope()
+        return refusal
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
@@ -59,6 +140,8 @@ class Poll(PollWait):
             "Poll is no parameter of a request: annotate with Annotated[Poll, long_poll(polls)], of"
             " purgatory.asgi.fastapi, and call long_poll"
         )
+
+    # -- the waits
 
     def wait(
         self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
@@ -76,7 +159,7 @@ class Poll(PollWait):
             BaseException: the exception of a hook; the errors of `try_complete_else_watch`; the
                 exception of the server's `receive`.
         """
-        return self._until(_Operation(purgatory, operation, keys))
+        return self._until(OperationTarget(purgatory, operation, keys))
 
     @overload
     def wait_for(
@@ -119,7 +202,7 @@ class Poll(PollWait):
         Raises:
             BaseException: what `wait` raises.
         """
-        return self._until(_Predicate(purgatory, predicate, keys, self, give_back))
+        return self._until(PredicateTarget(purgatory, predicate, keys, give_back))
 
     @overload
     async def result(
@@ -173,7 +256,7 @@ class Poll(PollWait):
             BaseException: the exception that `ThresholdPurgatory.fail` was given; the errors of
                 `ThresholdPurgatory.wait`; the exception of the server's `receive`.
         """
-        return self._until(_Threshold(thresholds, key, threshold))
+        return self._until(Target(partial(thresholds.wait, key, threshold)))
 
     async def receive(self, relay: "Relay", key: str) -> Outcome[bytes]:
         """Waits for at most `timeout` for the value delivered to `key`, as `Relay.receive`; the
@@ -189,7 +272,7 @@ class Poll(PollWait):
             BaseException: the exception of the server's `receive`.
         """
         try:
-            return await self._until(_Delivery(relay, key))
+            return await self._until(Target(partial(relay.receive, key)))
         except RelayUnavailable:  # its text names the store's address, which is not for clients
             return self.refuse(f"cannot receive {describe(key)}: the store is unavailable")
 
@@ -213,11 +296,11 @@ class Poll(PollWait):
         """
         if not isawaitable(awaitable):
             raise TypeError(f"cannot wait for {describe(awaitable)}: it is not awaitable")
-        limited = _Limited(awaitable, self)
+        target = AwaitableTarget(awaitable)
         try:
-            return await self._until(limited)
+            return await self._until(target)
         finally:
-            limited.discard_unawaited()
+            target.discard_unawaited()
 
     def at_once(self, value: T) -> Outcome[T]:
         """The outcome for a value that needs no wait: `SATISFIED` with `value`."""
@@ -231,198 +314,126 @@ class Poll(PollWait):
         """
         return self._outcome(Ending.REFUSED, reason=reason)
 
+    # -- for the client and the server
 
-class _PurgatoryTarget:
-    """Something that a purgatory waits for."""
+    def on_disconnect(self) -> None:
+        """Ends the wait, if there is one: the client has disconnected."""
+        self._cancel(Ending.GONE)
 
-    __slots__ = ()
+    def on_stop(self) -> None:
+        """Ends the wait, if there is one, and soon the stream of a held poll, which may be sending
+        to a client that does not read: the server stops."""
+        self._cancel(Ending.STOPPING)
+        if self.hold_scope is not None:
+            self.hold_scope.deadline = get_running_loop().time() + STOP_LIMIT
 
-    def give_back(self) -> bool:
-        return False
+    def on_request_end(self) -> None:
+        """Ends `hold`. A wait that another task continues stays registered to its end."""
+        self._is_held = False
+        if self._wait_scope is None:
+            self._unregister()
 
-    def ending(self, error: Exception | None) -> Ending | None:
-        if error is None:
-            return Ending.SATISFIED
-        if isinstance(error, (OperationCancelled, PurgatoryClosed)):
-            return Ending.STOPPING
-        return Ending.REFUSED if isinstance(error, PurgatoryFull) else None
+    # -- one wait
 
-
-class _Predicate(_PurgatoryTarget):
-    """A predicate, with its last value or exception."""
-
-    __slots__ = ("error", "found", "keys", "poll", "predicate", "purgatory", "returns")
-
-    def __init__(
-        self,
-        purgatory: Purgatory[Any],
-        predicate: Callable[[], Any],
-        keys: Iterable[Hashable],
-        poll: PollWait,
-        returns: Callable[[Any], object] | None,
-    ) -> None:
-        self.purgatory = purgatory
-        self.predicate = predicate
-        self.keys = tuple(keys) if isinstance(keys, Iterator) else keys
-        self.poll = poll
-        self.returns = returns
-        """`give_back`: called with a value that cannot be returned."""
-        self.found: tuple[Any] | None = None
-        """Its last value, in a tuple, if that was true."""
-        self.error: BaseException | None = None
-
-    def wait(self, timeout: float) -> Coroutine[Any, Any, Any]:
-        return self.purgatory.wait_for(self, self.keys, timeout)
-
-    def __call__(self) -> Any:
-        if self.poll.is_ending:  # a value taken now could not be returned
-            return None
-        try:
-            value = self.predicate()
-        except BaseException as error:
-            self.error = error
-            raise
-        return self._await(value) if isawaitable(value) else self._note(value)
-
-    def ending(self, error: Exception | None) -> Ending | None:
-        if isinstance(error, OperationTimeout) and error is not self.error:
-            return Ending.DEADLINE
-        return super().ending(error)
-
-    def value(self) -> tuple[Any] | None:
-        return self.found
-
-    def give_back(self) -> bool:
-        found, self.found = self.found, None
-        if self.returns is None or found is None:
-            return False
-        try:
-            self.returns(*found)
-        except Exception as error:
-            get_running_loop().call_exception_handler(
-                {"message": f"give_back {describe(self.returns)} raised", "exception": error}
+    async def _until(self, target: Target[T]) -> Outcome[T]:
+        """Waits for `target`, unless it is refused, and makes an outcome of the result."""
+        if self._wait_scope is not None:
+            raise RuntimeError(
+                "cannot wait: this poll waits already; a second wait at the same time needs "
+                "another poll"
             )
-        for key in self.keys:  # for the next waiter
-            self.purgatory.check_and_complete(key)
-        return True
-
-    async def _await(self, awaitable: Awaitable[Any]) -> Any:
+        refusal = self._register()
+        if refusal is not None:
+            return refusal
+        self._wait_scope = scope = CancelScope()
+        timeout = self.remaining
+        if self._deadline is None:
+            self._deadline = get_running_loop().time() + timeout
+        value: T | None = None
+        ending: Ending | None = None
+        notifier = self._polls.notifier
+        started_at = 0.0 if notifier is None else notifier.notify_started(self)
         try:
-            value = await self.poll.cancelled_once(awaitable)
-        except BaseException as error:
-            self.error = error
+            with scope:
+                value = await target.wait(timeout, scope)
+            if not scope.cancelled_caught:
+                ending = target.ending(None)
+            elif self._client.error is not None:
+                raise self._client.error
+            else:
+                ending, found = self._ending, target.late_value()
+                if found is not None:
+                    ending, [value] = Ending.SATISFIED, found
+            if self._client.disconnected and ending is Ending.SATISFIED and target.give_back():
+                ending, value = Ending.GONE, None
+        except CancelledError:
+            target.give_back()
             raise
-        return self._note(value)
+        except Exception as error:
+            ending = None if error is self._client.error else target.ending(error)
+            if ending is None:
+                raise
+        finally:
+            self._wait_scope = self._ending = None
+            self._leave()
+            if notifier is not None:
+                notifier.notify_ended(self, timeout, started_at, ending, exception())
+        assert ending is not None
+        return self._outcome(ending, value)
 
-    def _note(self, value: Any) -> Any:
-        self.found = (value,) if value else None
-        return value
+    def _register(self) -> Outcome[Any] | None:
+        """Joins the open polls and listens to the client, or returns the outcome of a refusal."""
+        if self._problem is not None:
+            return self._refused()
+        client = self._client
+        if client.is_over:  # it would stay registered, and its answer is not read
+            return self._outcome(Ending.GONE)
+        if self._registration is None:
+            registration = self._polls.register(self, self.scope)
+            if isinstance(registration, str):
+                return self._outcome(
+                    Ending.REFUSED if registration else Ending.STOPPING, reason=registration
+                )
+            self._registration = registration
+            try:
+                client.add_listener(self)
+            except BaseException:
+                self._unregister()
+                raise
+        elif self._registration.is_stopping:
+            return self._outcome(Ending.STOPPING)
+        # The listener is not notified of earlier events, including events during this call.
+        if client.error is not None or client.disconnected:
+            self._leave()
+            if client.error is not None:
+                raise client.error
+            return self._outcome(Ending.GONE)
+        return None
 
+    def _leave(self) -> None:
+        if not self._is_held:
+            self._client.remove_listener(self)
+            self._unregister()
 
-class _Operation(_PurgatoryTarget, Generic[R]):
-    """An operation."""
+    def _unregister(self) -> None:
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.unregister(self)
 
-    __slots__ = ("keys", "operation", "purgatory")
+    def _cancel(self, ending: Ending) -> None:
+        if self._wait_scope is not None and self._ending is None:
+            self._ending = ending
+            self._wait_scope.cancel()
 
-    def __init__(
-        self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
-    ) -> None:
-        self.purgatory = purgatory
-        self.operation = operation
-        self.keys = keys
+    # -- its outcome
 
-    def wait(self, timeout: float) -> Coroutine[Any, Any, R]:
-        del timeout  # it has its own
-        return self.purgatory.wait(self.operation, self.keys)
+    def _outcome(self, ending: Ending, value: Any = None, reason: str = "") -> Outcome[Any]:
+        """Counts the ending of a wait, and makes its outcome."""
+        polls = self._polls
+        polls.endings[ending] += 1
+        return outcome_of(ending, value, self.scope, self._applied, polls.retry_after, reason)
 
-    def ending(self, error: Exception | None) -> Ending | None:
-        if self.operation.state is OperationState.EXPIRED and (
-            error is None or isinstance(error, OperationTimeout)
-        ):
-            return Ending.DEADLINE
-        return super().ending(error)
-
-    def value(self) -> tuple[R] | None:
-        return (
-            (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
-        )
-
-
-class _Threshold(_PurgatoryTarget, Generic[V]):
-    """A threshold."""
-
-    __slots__ = ("key", "threshold", "thresholds")
-
-    def __init__(self, thresholds: ThresholdPurgatory[Any, V], key: Hashable, threshold: V) -> None:
-        self.thresholds = thresholds
-        self.key = key
-        self.threshold = threshold
-
-    def wait(self, timeout: float) -> Coroutine[Any, Any, V]:
-        return self.thresholds.wait(self.key, self.threshold, timeout)
-
-    def ending(self, error: Exception | None) -> Ending | None:
-        return Ending.DEADLINE if isinstance(error, OperationTimeout) else super().ending(error)
-
-    def value(self) -> tuple[V] | None:
-        now = self.thresholds.value(self.key)
-        return (now,) if now is not None and self.threshold <= now else None
-
-
-class _Delivery(_PurgatoryTarget):
-    """A value that is delivered to a key of a relay."""
-
-    __slots__ = ("key", "relay")
-
-    def __init__(self, relay: "Relay", key: str) -> None:
-        self.relay = relay
-        self.key = key
-
-    def wait(self, timeout: float) -> Coroutine[Any, Any, bytes]:
-        return self.relay.receive(self.key, timeout)
-
-    def ending(self, error: Exception | None) -> Ending | None:
-        return Ending.DEADLINE if isinstance(error, OperationTimeout) else super().ending(error)
-
-    def value(self) -> None:
-        """Always None here: the store keeps the value for the next request."""
-
-
-class _Limited(Generic[T]):
-    """Any awaitable, with a time limit."""
-
-    __slots__ = ("awaitable", "awaited", "limit", "poll")
-
-    def __init__(self, awaitable: Awaitable[T], poll: PollWait) -> None:
-        self.awaitable = awaitable
-        self.poll = poll
-        self.awaited = False
-
-    async def wait(self, seconds: float) -> T:
-        self.limit = timeout(seconds)
-        async with self.limit:
-            self.awaited = True
-            return await self.poll.cancelled_once(self.awaitable)  # type: ignore[no-any-return]
-
-    def ending(self, error: Exception | None) -> Ending | None:
-        if error is None:
-            return Ending.SATISFIED
-        return (
-            Ending.DEADLINE
-            if self.awaited and self.limit.expired() and isinstance(error, TimeoutError)
-            else None
-        )
-
-    def value(self) -> None:
-        """Always None here: the wait would have returned it."""
-
-    def give_back(self) -> bool:
-        return False
-
-    def discard_unawaited(self) -> None:
-        """Closes or cancels an awaitable that was not awaited, so that Python does not warn."""
-        if not self.awaited:
-            for method in ("close", "cancel"):  # a coroutine's, a future's
-                if hasattr(self.awaitable, method):
-                    getattr(self.awaitable, method)()
-                    return
+    def _refused(self) -> Outcome[Any]:
+        assert self._problem is not None
+        self._polls.endings[Ending.REFUSED] += 1
+        return self._problem

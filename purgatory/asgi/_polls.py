@@ -24,15 +24,27 @@ from purgatory import Observer, WrongLoop
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.loop import running_loop
 from purgatory._core.observers import observers_of
-from purgatory.asgi._client import READ_AHEAD, Client
-from purgatory.asgi._frameworks import PollEnded, framework_of
-from purgatory.asgi._notifier import PollNotifier
-from purgatory.asgi._open import OpenPolls, Stoppable, default_max_open, warn_of_open_files
-from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
+from purgatory.asgi._open import (
+    OpenPolls,
+    SignalChain,
+    Stoppable,
+    default_max_open,
+    warn_of_open_files,
+)
+from purgatory.asgi._outcome import Ending, PollEnded, PollNotifier, malformed
 from purgatory.asgi._poll import Poll
-from purgatory.asgi._preferences import preference_applied, requested_wait
-from purgatory.asgi._shutdown import SignalChain
-from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
+from purgatory.asgi._request import (
+    READ_AHEAD,
+    AnyApp,
+    ASGIApp,
+    Client,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    preference_applied,
+    requested_wait,
+)
 
 CLIENT: Final = "purgatory.asgi.client"
 """Where the `Client` of a request is in its scope."""
@@ -203,8 +215,7 @@ class LongPolls:
         try:
             requested = requested_wait(scope, self.wait_parameter)
         except ValueError as error:
-            kind = framework_of(scope).outcome
-            return Poll(self, scope, client, 0.0, problem=malformed(str(error), kind))
+            return Poll(self, scope, client, 0.0, problem=malformed(str(error), scope))
         timeout = self.default_wait if requested is None else min(requested.seconds, self.max_wait)
         if self.spread:
             timeout *= 1.0 - self.spread * random()
@@ -297,15 +308,6 @@ class LongPolls:
         return (
             open_polls.register(poll, client_key, self.max_open, self.max_per_client) or open_polls
         )
-
-    def outcome(
-        self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = ""
-    ) -> Outcome[Any]:
-        """Counts the ending of a wait, and makes its outcome; `reason`, if given, replaces the
-        usual one."""
-        self.endings[ending] += 1
-        kind = framework_of(scope).outcome
-        return outcome_of(ending, value, scope, applied, self.retry_after, reason, kind)
 
     # -- loops and lifespans
 

@@ -1,13 +1,12 @@
-"""Outcomes as responses and exceptions of Starlette."""
+"""Outcomes as responses and exceptions of Starlette, and of FastAPI, which builds on it."""
 
-from typing import Any, Final
+from typing import Any
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from purgatory.asgi._frameworks import Framework, PollEnded
-from purgatory.asgi._outcome import NO_BODY, Outcome
-from purgatory.asgi._types import Receive, Scope, Send
+from purgatory.asgi._outcome import NO_BODY, Framework, Outcome, PollEnded
+from purgatory.asgi._request import Receive, Scope, Send
 
 
 class StarletteOutcome(Outcome[Any], Response):  # type: ignore[misc]  # final for users
@@ -44,6 +43,15 @@ class StarletteOutcome(Outcome[Any], Response):  # type: ignore[misc]  # final f
         return value
 
 
+class FastAPIOutcome(StarletteOutcome):  # type: ignore[misc]  # final for users
+    """An outcome whose value may be a model."""
+
+    def _encodable(self, value: Any) -> Any:
+        from fastapi.encoders import jsonable_encoder  # noqa: PLC0415 - only where it is in use
+
+        return jsonable_encoder(value)
+
+
 class StarletteEnded(PollEnded, HTTPException):
     """`PollEnded` as an HTTP exception of Starlette."""
 
@@ -61,4 +69,7 @@ class StarletteSocketEnded(PollEnded, WebSocketException):
         self.code, self.reason = outcome.close_code, outcome.reason
 
 
-FRAMEWORK: Final = Framework(StarletteOutcome, StarletteEnded, StarletteSocketEnded)
+def framework(package: str) -> Framework:
+    """The classes for `starlette` or `fastapi`, which is imported only if it is in use."""
+    outcome = FastAPIOutcome if package == "fastapi" else StarletteOutcome
+    return Framework(outcome, StarletteEnded, StarletteSocketEnded)

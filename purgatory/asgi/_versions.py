@@ -42,8 +42,7 @@ from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.loop import LoopBinding, running_loop
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
-from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._types import Scope, header_values
+from purgatory.asgi._request import Scope, header_values, query_parameter
 
 if TYPE_CHECKING:
     from purgatory.relay import Relay

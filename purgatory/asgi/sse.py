@@ -43,8 +43,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from purgatory.asgi._outcome import Outcome
 from purgatory.asgi._poll import Poll
-from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._types import Message, Receive, Scope, Send, header_values
+from purgatory.asgi._request import Message, Receive, Scope, Send, header_values, query_parameter
 from purgatory.asgi._versions import Versions
 
 __all__ = ["event_source"]

@@ -18,10 +18,9 @@ from urllib.parse import quote, unquote
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory._local import refusal
-from purgatory.asgi._open import default_max_open
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
-from purgatory.asgi._types import ASGIApp, Receive, Scope, Send, header_values
+from purgatory.asgi._request import ASGIApp, Receive, Scope, Send, header_values
 from purgatory.asgi._versions import Versions
 from purgatory.console._describe import (
     MAX_ADDRESS_BYTES,
@@ -146,11 +145,11 @@ def console(
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
     pages = LongPolls(
         max_wait=MAX_WAIT,
-        max_open=min(max_pages, default_max_open() or max_pages),
         signals=(),
         retry_after=5.0,
         read_ahead=0,
     )
+    pages.max_open = min(max_pages, pages.max_open or max_pages)  # or the limit of open files
     if name is None:
         name = (
             ", ".join(purgatory.statistics().name for purgatory in purgatories[:3]) or "purgatory"

@@ -24,8 +24,8 @@ from signal import SIGINT, SIGTERM
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, final
 
+from purgatory.asgi._open import SignalChain
 from purgatory.asgi._polls import LongPolls
-from purgatory.asgi._shutdown import SignalChain
 from purgatory.asgi._versions import Versions
 from purgatory.console._describe import (
     AnyPurgatory,

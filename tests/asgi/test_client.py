@@ -1,4 +1,4 @@
-"""`purgatory.asgi._client`: one reader, which buffers the body for the application and notices a
+"""`purgatory.asgi._request`: one reader, which buffers the body for the application and notices a
 disconnect."""
 
 import asyncio
@@ -9,7 +9,7 @@ from asgi_requests import Message, Request
 from helpers import iterations
 from loops import on_virtual_time
 
-from purgatory.asgi._client import READ_AHEAD, Client
+from purgatory.asgi._request import READ_AHEAD, Client
 
 
 class Listener:

@@ -1,4 +1,4 @@
-"""`purgatory.asgi._preferences`: the wait that a request asks for."""
+"""`purgatory.asgi._request`: the wait that a request asks for."""
 
 from typing import Any
 from urllib.parse import parse_qsl
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.asgi._preferences import (
+from purgatory.asgi._request import (
     preference_applied,
     preferred_wait,
     query_parameter,

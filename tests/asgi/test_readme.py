@@ -20,7 +20,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.routing import Mount
 
 from purgatory.asgi import Ending, console
-from purgatory.asgi._outcome import ANSWERS, MALFORMED
+from purgatory.asgi._outcome import ANSWERS, MALFORMED, outcome_of
 
 PAGE = Path(__file__).parents[2] / "purgatory" / "asgi" / "README.md"
 
@@ -139,13 +139,10 @@ def test_readme_table_equals_answers():
     }
 
     def headers(ending: Ending) -> str:
-        answer = ANSWERS[ending]
-        named = {
-            "`Preference-Applied`": answer.has_wait,
-            "`Retry-After`": answer.has_retry,
-            "`Connection: close`": answer.closes,
-        }
-        return ", ".join(name for name, is_there in named.items() if is_there)
+        outcome = outcome_of(ending, None, {}, "wait=1", 1.0)
+        names = "".join(f"{name}: {value}\n" for name, value in outcome.headers.items())
+        in_table = ("Preference-Applied", "Retry-After", "Connection: close")
+        return ", ".join(f"`{name}`" for name in in_table if name in names)
 
     assert shown == {
         **{

@@ -1,4 +1,4 @@
-"""`purgatory.asgi._shutdown`: our callback is called at a signal, and so is the handler that was
+"""`purgatory.asgi._open`: our callback is called at a signal, and so is the handler that was
 there."""
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers import iterations
 
-from purgatory.asgi._shutdown import SignalChain
+from purgatory.asgi._open import SignalChain
 
 NUMBER = signal.SIGUSR1
 

@@ -11,7 +11,7 @@ from loops import on_virtual_time
 
 from purgatory import Purgatory
 from purgatory.asgi import Ending, LongPolls, Outcome
-from purgatory.asgi._client import READ_AHEAD
+from purgatory.asgi._request import READ_AHEAD
 
 Message = dict[str, Any]
 LEFT = {"type": "websocket.disconnect", "code": 1001, "reason": "going away"}

@@ -27,8 +27,7 @@ from starlette.routing import Mount, Route
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls, console
 from purgatory.asgi._outcome import Ending
-from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._types import Scope
+from purgatory.asgi._request import Scope, query_parameter
 from purgatory.console import _app
 from purgatory.metrics import Meter
 from purgatory.relay import Relay

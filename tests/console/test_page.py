@@ -21,7 +21,7 @@ from renamed import beside_a_renamed_core
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
 from purgatory.asgi import Ending, LongPolls, Versions, console
-from purgatory.asgi._preferences import query_parameter
+from purgatory.asgi._request import query_parameter
 from purgatory.console import _app
 from purgatory.console._describe import shown, text_of
 from purgatory.metrics import Meter

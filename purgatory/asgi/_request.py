@@ -1,5 +1,23 @@
-"""The client of one request: the only reader of the server's `receive`. It buffers the body and
-notices a disconnect.
+"""A request as its poll sees it: the wait that it asks for, and its client.
+
+**The wait**: `Prefer: wait=20` (RFC 7240), or a parameter of the query, `?wait=20`.
+
+    requested      max_wait    spread    effective                response
+    wait=20        60          0         20                       Preference-Applied: wait=20
+    wait=600       60          0         60                       Preference-Applied: wait=60
+    wait=60        60          1/16      between 56.25 and 60     Preference-Applied: wait=58,
+                                                                  rounded up
+    nothing        60          0         default_wait
+
+Polls that began together, after a restart for instance, would all come back at once, again and
+again: `spread` shortens each wait by up to that fraction. Consul adds up to a sixteenth, but in RFC
+7240 the client names an upper bound, after which it may have disconnected.
+
+RFC 7240 has a server ignore a preference that it does not understand, so a malformed `Prefer`
+counts as none. A parameter is part of the request, and a malformed one is an error.
+
+**The client** is the only reader of the server's `receive`. It buffers the body and notices a
+disconnect.
 
 An ASGI server announces a disconnect through the channel that also brings the body. So a wait must
 read that channel, and may get a piece of the body, which the application needs. Two readers would
@@ -18,12 +36,29 @@ A WebSocket works the same way: its messages are `websocket.receive`, and the la
 
 One of the waiting tasks reads for all of them; if it is cancelled, another takes over. The end of
 the body is not a disconnect: the client still waits for its answer.
+
+The types are those of ASGI, version 3 (https://asgi.readthedocs.io): an application's arguments.
+They are the same plain types as Starlette's, so that code for one fits the other. Other frameworks
+have typed dictionaries of their own; `AnyApp` and `ASGIApp` fit those as well.
 """
 
 from asyncio import CancelledError, Future, Task, get_running_loop
-from typing import Final, Protocol, final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from math import ceil
+from re import compile as regex
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
+from urllib.parse import unquote_plus
 
-from purgatory.asgi._types import Message, Receive
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AnyApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
+
+_QUOTED = regex(r'"(?:[^"\\]|\\.)*+"?')
+_SECONDS = regex(r"[0-9]{1,18}")
+_NUMBER = regex(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf")
 
 MESSAGE_OVERHEAD: Final = 256
 """Bytes that a buffered message counts for, beside its content."""
@@ -35,6 +70,66 @@ has read some: the server then slows the client down, and we notice a disconnect
 END_OF_BODY: Final[Message] = {"type": "http.request", "body": b"", "more_body": False}
 """The empty last message of a body. Most requests have no other message, so all requests share
 it, and it does not count toward the buffered bytes."""
+
+
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """The values of the header fields called `name`, which is in lower case, in their order."""
+    return [
+        value.decode("latin-1")
+        for field, value in scope.get("headers", ())
+        if field.lower() == name
+    ]
+
+
+class RequestedWait(NamedTuple):
+    """A wait that a request asks for, in seconds, and whether it does so by `Prefer`."""
+
+    seconds: float
+    from_header: bool
+
+
+def query_parameter(scope: Scope, name: str) -> str | None:
+    """The last value of a parameter of the query; `None` if there is none."""
+    query: bytes = scope.get("query_string", b"")
+    for field in reversed(query.decode("latin-1").split("&")):
+        field_name, _, value = field.partition("=")
+        if field and unquote_plus(field_name) == name:
+            return unquote_plus(value)
+    return None
+
+
+def requested_wait(scope: Scope, parameter: str) -> RequestedWait | None:
+    """The wait that a request asks for; the parameter takes precedence over the header.
+
+    Raises:
+        ValueError: the parameter is not a number of seconds from zero.
+    """
+    text = query_parameter(scope, parameter)
+    if text is not None:
+        if not _NUMBER.fullmatch(text):
+            raise ValueError(
+                f"{parameter} must be a number of seconds, zero or more, not {text[:40]!r}"
+            )
+        return RequestedWait(float(text), from_header=False)
+    preferred = preferred_wait(header_values(scope, b"prefer"))
+    return None if preferred is None else RequestedWait(preferred, from_header=True)
+
+
+def preferred_wait(prefer: Iterable[str]) -> float | None:
+    """The `wait` among the preferences in the values of `Prefer` header fields: the first one, as
+    in RFC 7240."""
+    for value in prefer:
+        for preference in _QUOTED.sub("", value).split(","):
+            name, _, word = preference.partition(";")[0].partition("=")
+            if name.strip().lower() == "wait":
+                return float(word) if _SECONDS.fullmatch(word.strip()) else None
+    return None
+
+
+def preference_applied(seconds: float, from_header: bool) -> str:
+    """The `Preference-Applied` header of a wait: in whole seconds, rounded up, if `Prefer`
+    requested it."""
+    return f"wait={ceil(seconds)}" if from_header else f"wait={seconds:.3f}".rstrip("0").rstrip(".")
 
 
 def size_of(message: Message) -> int:
