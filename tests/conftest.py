@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from requirements import CLIENTS, left_out_without
-from tiers import is_nightly
+from tiers import mark_nightly
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import Purgatory
@@ -27,12 +27,6 @@ settings.load_profile("tests")
 
 collect_ignore = left_out_without(
     CLIENTS,
-    "kafka/test_against_kafka.py",
-    "kafka/test_client_matrix.py",
-    "kafka/test_kafka_server.py",
-    "kafka/test_other_clients.py",
-    "kafka/test_slow_readers.py",
-    "kafka/test_transaction_rules.py",
     "pipeline/on_spark/test_topics.py",
 ) + left_out_without(
     ["selenium"],
@@ -72,8 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("eager")
         if is_other and not item.get_closest_marker("every_loop"):
             item.add_marker("slow")
-        if item.get_closest_marker("slow") and is_nightly(item.nodeid):
-            item.add_marker("nightly")
+    mark_nightly(items)
 
 
 def pytest_report_header() -> str | None:

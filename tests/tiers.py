@@ -6,7 +6,10 @@ touches.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
+
+import pytest
 
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
@@ -20,7 +23,6 @@ NIGHTLY: Final = {
     "tests/examples/test_idle_connections.py": "",
     "tests/examples/test_long_poll_browser.py": "",
     "tests/examples/test_long_poll_demo.py": "",
-    "tests/kafka/": "",
     "tests/pipeline/on_spark/": "report_leaves_the_session|any_dataframes|killed_stream_decides",
     "tests/pipeline/test_forgetting.py": "",
     "tests/pipeline/test_fuzz_footers.py": "",
@@ -43,3 +45,10 @@ def is_nightly(nodeid: str) -> bool:
         if nodeid.startswith(place):
             return not in_gate or re.search(in_gate, nodeid) is None
     return False
+
+
+def mark_nightly(items: Iterable[pytest.Item]) -> None:
+    """Marks slow tests as nightly; each conftest of a folder in `testpaths` calls this."""
+    for item in items:
+        if item.get_closest_marker("slow") and is_nightly(item.nodeid):
+            item.add_marker("nightly")

@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import topics
 from check_stream import by_thresholds, written
 from kafka_server import KafkaServer, kafka_server

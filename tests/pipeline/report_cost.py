@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from purgatory.pipeline.report._queries import TABLES
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "kafka"), str(Path(__file__).parent.parent)]
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 MIB = 1024 * 1024
 PYTHON = re.compile(r'"nodeName":"[^"]*(?:InArrow|InPandas|Python)[^"]*"')

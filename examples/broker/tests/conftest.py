@@ -9,17 +9,27 @@ from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, k
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
 from requirements import CLIENTS, left_out_without
+from tiers import mark_nightly
 
 from purgatory.testing import VirtualTimeLoop
 
 collect_ignore = left_out_without(
     CLIENTS,
     "test_aiokafka.py",
+    "test_client_matrix.py",
     "test_clients.py",
     "test_faults.py",
+    "test_other_clients.py",
     "test_storage.py",
+    "test_transaction_rules.py",
     "test_transactions.py",
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_nightly(items)
+
 
 reports: list[dict[str, Any]] = []
 """Contexts passed to the exception handlers of loops."""

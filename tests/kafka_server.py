@@ -11,14 +11,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from maven import Unavailable, jars
 from ports import free_ports
 

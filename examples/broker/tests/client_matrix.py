@@ -1,7 +1,7 @@
 """Runs each feature of each client on the broker of `examples/broker`, and writes a page with the
 results.
 
-    python tests/kafka/client_matrix.py --kafka --out examples/broker/FEATURES.md
+    python examples/broker/tests/client_matrix.py --kafka --out examples/broker/FEATURES.md
 
 Each cell is a run of a program of `matrix/`. With ``--kafka`` all run on Kafka itself as well, and
 the page names the differences. Exits with 1 if something failed on our broker.
@@ -185,9 +185,9 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
     lines = [
         "# Features of each client on this broker",
         "",
-        "Made by `python tests/kafka/client_matrix.py --kafka --out "
+        "Made by `python examples/broker/tests/client_matrix.py --kafka --out "
         "examples/broker/FEATURES.md`. Each cell is a run of",
-        "[a program](../../tests/kafka/matrix) that checks its results; `–` means that the "
+        "[a program](tests/matrix) that checks its results; `–` means that the "
         "client does not offer the feature.",
         "",
         f"| | {' | '.join(ours)} |",

@@ -1,7 +1,7 @@
 """Runs the clients' own test suites on the broker of `examples/broker`, and writes a page with the
 results.
 
-    python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md
+    python examples/broker/tests/client_suites.py --kafka --out examples/broker/CLIENTS.md
 
 The suites come from where their clients come from: from PyPI, in the source distribution, and for
 Go from the module itself. Those that are in no package run from a checkout: ``--checkout
@@ -257,7 +257,7 @@ def page(found: Found, missing: dict[str, str]) -> str:
     lines = [
         "# Results of the clients' own test suites",
         "",
-        "Made by `python tests/kafka/client_suites.py --kafka --out "
+        "Made by `python examples/broker/tests/client_suites.py --kafka --out "
         "examples/broker/CLIENTS.md`, which fetches the suites.",
         "Of the Go suites only tests that use a broker are run; sarama's connect through "
         "toxiproxy, and with one replica where they",

@@ -1,5 +1,4 @@
-"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and
-stopped in the same way."""
+"""The broker and Kafka itself, as processes that are started and stopped in the same way."""
 
 import os
 import socket
@@ -7,16 +6,16 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 from kafka_server import AS_SHIPPED, kafka_server
 
-EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "broker"
+EXAMPLE: Final = Path(__file__).parents[1]
 ENVIRONMENT: Final = {  # the same purgatory as here
     **os.environ,
     "PYTHONPATH": os.pathsep.join([str(EXAMPLE), *filter(None, sys.path)]),
@@ -33,20 +32,6 @@ class Running:
 
     kind: str
     address: str
-    pid: int
-    seconds: float
-    """From its start to its first response."""
-
-    def cpu(self) -> float:
-        """Processor time so far, in seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def resident(self) -> int:
-        """Its resident memory, in bytes."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
 
 
 @contextmanager
@@ -72,13 +57,11 @@ def running(
         Unavailable: Kafka's jars are not available.
     """
     with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
-        began = time.monotonic()
         if kind == "Kafka":
             settings += f"advertised.listeners=PLAINTEXT://{advertised}\n" if advertised else ""
             with kafka_server(Path(folder, "kafka"), AS_SHIPPED, settings, port) as server:
-                assert server.process is not None
                 request_versions(server.address)
-                yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
+                yield Running(kind, server.address)
             return
         command = [sys.executable, "-m", "purgatory_broker", "--port", str(port), *options]
         command += ["--advertise", advertised] if advertised else []
@@ -91,7 +74,7 @@ def running(
                 assert line.startswith("listening on "), line
                 address = line.split()[2].rstrip(",")
                 request_versions(address)
-                yield Running(kind, address, process.pid, time.monotonic() - began)
+                yield Running(kind, address)
             finally:
                 process.kill()
 
