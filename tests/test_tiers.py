@@ -1,4 +1,6 @@
-"""The nightly tests are those that `tiers` names, and its places exist."""
+"""The nightly tests are those that `tiers` names; its places, and those of the promises, exist."""
+
+import re
 
 import pytest
 from readme_blocks import ROOT
@@ -14,3 +16,10 @@ def test_pattern_keeps_slow_tests_in_gate():
     assert not is_nightly("tests/relay/test_stores.py::test_it[redis]")
     assert is_nightly("tests/relay/test_oracle.py::test_it[redis]")
     assert not is_nightly("tests/metrics/test_workers.py::test_it")
+
+
+def test_places_of_promises_exist():
+    page = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
+    named = re.findall(r"`((?:tests|examples)/[\w/]+\.py)`", page)
+    assert len(named) > 40
+    assert [name for name in named if not (ROOT / name).exists()] == []
