@@ -1,7 +1,7 @@
 """Measures how long `stream` takes from a deadline or a signal to the answer, and its CPU time
 while it is idle.
 
-    python tests/pipeline/latency_stream.py --folder DIR [--idle 5] [--seconds 90] [--warm 30]
+    python tests/benchmarks/latency_stream.py --folder DIR [--idle 5] [--seconds 90] [--warm 30]
 
 Runs the program once for each case, with JSON files, one a second. An answer is there when Spark
 has committed its batch. Answers to the rows of the first `--warm` seconds are counted apart: Java

@@ -1,7 +1,7 @@
 """Moves 1,000,000 signals and 300,000 operations through `stream`, and through Spark without state,
 in turn; prints the ratio.
 
-    python tests/pipeline/throughput_stream.py --folder DIR [--shards 1 2 4] [--master
+    python tests/benchmarks/throughput_stream.py --folder DIR [--shards 1 2 4] [--master
     'local-cluster[2,1,1024]']
 
 Without state means: the same files, each row once through Python (`mapInArrow`) and out again, and
@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 from orders import traffic, write
 from pyspark.sql import DataFrame, SparkSession
 
