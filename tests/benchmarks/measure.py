@@ -29,9 +29,6 @@ BATCH = 1_000
 SETTLING_ITERATIONS = 2
 WARM_UP_ROUNDS = 5
 
-_collections: list[Callable[[str, dict[str, int]], None]] = getattr(gc, "callbacks", [])
-"""Callbacks of each garbage collection; unused on PyPy, whose stalls include collections."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -153,11 +150,6 @@ class LoopProbe:
     def __init__(self) -> None:
         self.max_stall = 0.0
         """Longest gap, in seconds."""
-        self.max_own_stall = 0.0
-        """Longest gap without Python's garbage collection, whose time grows with the number of
-        objects."""
-        self._collecting = 0.0
-        """Seconds of garbage collection since the last run."""
         self._loop = asyncio.get_running_loop()
         self._running = False
         self._last_run = 0.0
@@ -166,11 +158,9 @@ class LoopProbe:
         self._running = True
         self._last_run = time.process_time()
         self._loop.call_soon(self._run)
-        _collections.append(self._on_collection)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _collections.remove(self._on_collection)
         self._running = False
         self._read()  # the last gap, which is still open
 
@@ -183,8 +173,3 @@ class LoopProbe:
         now = time.process_time()
         stall, self._last_run = now - self._last_run, now
         self.max_stall = max(self.max_stall, stall)
-        self.max_own_stall = max(self.max_own_stall, stall - self._collecting)
-        self._collecting = 0.0
-
-    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        self._collecting += time.process_time() * (1 if phase == "stop" else -1)

@@ -39,7 +39,6 @@ class DriveResult:
         max_stall_s: the longest CPU time between two ticks, all of which was the implementation's.
         answered: how many requests were completed or expired.
         lateness_s: of each expiry, sorted.
-        counters: the implementation's own counts.
     """
 
     created_s: float
@@ -48,7 +47,6 @@ class DriveResult:
     max_stall_s: float
     answered: int
     lateness_s: list[float]
-    counters: dict[str, int]
 
 
 async def drive(make: Callable[[], Implementation], workload: Workload) -> DriveResult:
@@ -99,5 +97,4 @@ async def drive(make: Callable[[], Implementation], workload: Workload) -> Drive
         max_stall_s=max_stall,
         answered=run_state.answered,
         lateness_s=sorted(run_state.lateness),
-        counters=implementation.counters(),
     )

@@ -63,7 +63,6 @@ class Figures:
         lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
         max_stall_ms: the longest CPU time that the implementation took between two ticks of the
             generator.
-        per_second: the implementation's counts of its own work.
         spread: the lowest and the highest of some figures over the rounds.
     """
 
@@ -79,42 +78,21 @@ class Figures:
     expired: float
     lateness_ms: list[float]
     max_stall_ms: float
-    per_second: dict[str, float]
     spread: dict[str, tuple[float, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_implementations(parser, random=True)
-    parser.add_argument(
-        "--requests",
-        type=positive,
-        default=REQUESTS,
-        metavar="N",
-        help="in each run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rate",
-        dest="rates",
-        action="append",
-        type=rate,
-        metavar="R",
-        help="requests per second, or 'max' for as fast as it goes; may be repeated (default: "
-        "10,000 to 300,000, and max)",
-    )
-    parser.add_argument(
-        "--timeouts",
-        dest="latencies",
-        choices=[latency.name for latency in LATENCIES],
-        action="append",
-        help="the share of requests that expire; may be repeated (default: both)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="how often to measure; the median counts (default: %(default)s)",
-    )
+    add = parser.add_argument
+    metavar: dict[str, Any] = {"type": positive, "metavar": "N"}
+    add("--requests", default=REQUESTS, help="in each run (default: %(default)s)", **metavar)
+    add("--rounds", default=1, help="whose median counts (default: %(default)s)", **metavar)
+    many = "; may be repeated (default: all)"
+    asked = f"requests per second, or 'max' for as fast as it goes{many}"
+    add("--rate", dest="rates", action="append", type=rate, metavar="R", help=asked)
+    names = [latency.name for latency in LATENCIES]
+    shares = f"the share of requests that expire{many}"
+    add("--timeouts", dest="latencies", choices=names, action="append", help=shares)
 
 
 def rate(text: str) -> float:
@@ -214,7 +192,6 @@ def figures_of(
         if late
         else [],
         max_stall_ms=driven.max_stall_s * 1e3,
-        per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
         spread={},
     )
 
@@ -228,8 +205,6 @@ def medians_of(rounds: Sequence[Figures]) -> Figures:
             merged[name] = median(values)
         elif isinstance(value, list):
             merged[name] = [median(column) for column in zip(*values, strict=False)]
-        elif isinstance(value, dict):
-            merged[name] = {key: median(counted[key] for counted in values) for key in value}
     for name in SPREAD:
         values = [getattr(each, name) for each in rounds]
         merged["spread"][name] = (min(values), max(values))
@@ -256,7 +231,6 @@ def table(figures: Sequence[Figures], title: str) -> Table:
         "expired",
         "late ms",
         "max stall ms",
-        "calls/s",
     )
     result = plain_table(title, "", ("implementation",), numbers)
     ours = {each.rate: each.net_us for each in figures if each.implementation == OURS.name}
@@ -281,7 +255,6 @@ def table(figures: Sequence[Figures], title: str) -> Table:
             f"{each.expired:.1%}",
             "/".join(late),
             f"{each.max_stall_ms:.1f}",
-            f"{each.per_second['wake_ups']:,.0f}" if each.per_second else "",
         )
     return result
 
@@ -299,8 +272,7 @@ def caption(requests: int, rounds: int, quick: bool) -> str:
         "without the generator's own share."
         "\nours/: our net cost divided by this one's. late: how long after the deadline "
         "requests expired, p50/p99/max."
-        "\nmax stall: longest CPU time between two ticks of the generator. calls: by the loop's "
-        "timers."
+        "\nmax stall: longest CPU time between two ticks of the generator."
     )
     return text + ("\nQUICK: far too few requests; these figures prove nothing." if quick else "")
 

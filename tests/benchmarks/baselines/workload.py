@@ -81,8 +81,3 @@ class Workload:
     def key_sets(self) -> Iterator[tuple[str, ...]]:
         """The keys of one request after the other, without end."""
         return cycle(self._key_sets)
-
-    @property
-    def never(self) -> int:
-        """How many requests are never completed."""
-        return self.latencies_ms.count(NEVER_MS)

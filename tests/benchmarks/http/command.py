@@ -25,35 +25,16 @@ THEIRS = "asyncio.wait_for on an asyncio.Event"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser, fastest_loop=True)
-    parser.add_argument(
-        "--polls",
-        type=positive,
-        action="append",
-        metavar="N",
-        help="open polls; may be repeated (default: 1000, 5000, 15000)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="runs of each handler (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=more_than_zero,
-        default=5.0,
-        metavar="S",
-        help="length of a run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--check-interval",
-        type=more_than_zero,
-        default=1.0,
-        metavar="S",
-        help="seconds after which their handler checks whether its client is still connected "
-        "(default: %(default)s)",
-    )
+    add = parser.add_argument
+    polls = "open polls; may be repeated (default: 1000, 5000, 15000)"
+    add("--polls", type=positive, action="append", metavar="N", help=polls)
+    for name, kind, metavar, default, meaning in (
+        ("--rounds", positive, "N", 5, "runs of each handler"),
+        ("--seconds", more_than_zero, "S", 5.0, "length of a run"),
+        ("--check-interval", more_than_zero, "S", 1.0, "their handler's looks for its client"),
+    ):
+        text = f"{meaning} (default: %(default)s)"
+        add(name, type=kind, default=default, metavar=metavar, help=text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,7 +29,6 @@ class Timed(Request):
         return True
 
     def expire(self) -> None:
-        self.purgatory.wake_ups += 1
         if self.force_complete():
             self.on_expiration()
 
@@ -42,7 +41,6 @@ class CallLater:
         self._time, self._call_at = loop.time, loop.call_at
         self._by_key: dict[Hashable, set[Timed]] = {}
         self._pending = 0
-        self.wake_ups = 0
         self.new_request = Timed
         self.complete = Timed.force_complete
 
@@ -82,9 +80,6 @@ class CallLater:
 
     def pending(self) -> int:
         return self._pending
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self.wake_ups}
 
     def close(self) -> None:
         assert not self._by_key

@@ -34,8 +34,5 @@ class EmptyPurgatory:
     def pending(self) -> int:
         return 0
 
-    def counters(self) -> dict[str, int]:
-        return {}
-
     def close(self) -> None:
         """Does nothing."""

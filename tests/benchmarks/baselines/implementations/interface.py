@@ -98,9 +98,5 @@ class Implementation(Protocol):
         """The number of waiting requests."""
         ...
 
-    def counters(self) -> dict[str, int]:
-        """The counts of its own work, such as `wake_ups`: how often the loop has called it."""
-        ...
-
     def close(self) -> None:
         """Frees leftovers on the loop. Called when nothing is pending."""

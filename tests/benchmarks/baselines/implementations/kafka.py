@@ -144,7 +144,6 @@ class KafkaWheel:
         self._timer_ms = -1
         self._estimate = 0
         self.waiting = 0
-        self._wake_ups = self._purges = self._moves = 0
         self.new_request = Task
         self.complete = Task.force_complete
 
@@ -177,7 +176,6 @@ class KafkaWheel:
             self._timer = self._loop.call_at(self._timer_ms / 1000.0, self._reap)
 
     def _reap(self) -> None:
-        self._wake_ups += 1
         queue, now_ms = self._queue, int(self._time() * 1000.0 + 1e-3)
         while queue and queue[0][0] <= now_ms:
             expires_ms, _, bucket = heappop(queue)
@@ -196,11 +194,9 @@ class KafkaWheel:
                 else:
                     task.bucket = again
                     again[task] = None
-                    self._moves += 1
         if self._estimate - self.waiting > PURGE_THRESHOLD:
             self._estimate = self.waiting
             self._watchers.purge()
-            self._purges += 1
         self._set_timer()
 
     def _expire(self, task: Task) -> None:
@@ -212,9 +208,6 @@ class KafkaWheel:
 
     def pending(self) -> int:
         return self.waiting
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self._wake_ups, "moves": self._moves, "purges": self._purges}
 
     def close(self) -> None:
         if self._timer is not None:

@@ -45,9 +45,5 @@ class Ours:
     def pending(self) -> int:
         return self._purgatory.pending
 
-    def counters(self) -> dict[str, int]:
-        statistics = self._purgatory.statistics()
-        return {"wake_ups": statistics.wake_ups, "moves": statistics.moves}
-
     def close(self) -> None:
         assert not self._purgatory.pending
