@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay
 
 STOP_LIMIT: Final = 1.0
-"""Seconds that a held stream has for its end when the server stops. It needs them only if its
-client reads slowly, or not at all."""
+"""Seconds that a held poll's request has for its end when the server stops. A stream needs them only
+if its client reads slowly, or not at all."""
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Poll:
     __slots__ = (
         "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls",
         "_problem", "_registration",
-        "_timeout", "_wait_scope", "hold_scope", "scope",
+        "_timeout", "_wait_scope", "scope",
     )  # fmt: skip
 
     def __init__(
@@ -93,8 +93,6 @@ class Poll:
         self._problem = problem
         self._is_held = False
         """Whether it stays registered between two waits."""
-        self.hold_scope: CancelScope | None = None
-        """Scope in which a held poll sends its stream; None if it is not held."""
         self._registration: OpenPolls | None = None
         """Open polls among which it counts; None if it is not open."""
         self._wait_scope: CancelScope | None = None
@@ -124,13 +122,16 @@ class Poll:
     def hold(self) -> Outcome[Any] | None:
         """Keeps this poll open until the end of the request, also between its waits: for streams.
 
+        When the server stops, its wait ends, and the request has a second to end. Then it is
+        cancelled: a client that has stopped reading would block it for ever.
+
         Returns:
             `None`, or the refusal: too many polls are open, the server stops, or the request is
             over.
         """
         refusal = self._register()
         if refusal is None:
-            self._is_held, self.hold_scope = True, self.hold_scope or CancelScope()
+            self._is_held = True
         return refusal
 
     @classmethod
@@ -321,11 +322,15 @@ class Poll:
         self._cancel(Ending.GONE)
 
     def on_stop(self) -> None:
-        """Ends the wait, if there is one, and soon the stream of a held poll, which may be sending
+        """Ends the wait, if there is one, and soon the request of a held poll, which may be sending
         to a client that does not read: the server stops."""
         self._cancel(Ending.STOPPING)
-        if self.hold_scope is not None:
-            self.hold_scope.deadline = get_running_loop().time() + STOP_LIMIT
+        if self._is_held:
+            get_running_loop().call_later(STOP_LIMIT, self._client.cut_off)
+
+    def cut_off(self) -> None:
+        """Cancels the request."""
+        self._client.cut_off()
 
     def on_request_end(self) -> None:
         """Ends `hold`. A wait that another task continues stays registered to its end."""

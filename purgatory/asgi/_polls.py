@@ -8,7 +8,7 @@
 So a poll reads from the server directly, even if other middleware wraps `receive`.
 """
 
-from asyncio import current_task, get_running_loop
+from asyncio import CancelledError, current_task, get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
@@ -241,6 +241,9 @@ class LongPolls:
                     if type(ended) is not PollEnded:  # its framework answers it
                         raise
                     await ended.outcome(scope, client, send)
+                except CancelledError:
+                    if not client.was_cut_off():
+                        raise
                 finally:
                     client.close()
                     scope.pop(

@@ -42,7 +42,7 @@ They are the same plain types as Starlette's, so that code for one fits the othe
 have typed dictionaries of their own; `AnyApp` and `ASGIApp` fit those as well.
 """
 
-from asyncio import CancelledError, Future, Task, get_running_loop
+from asyncio import CancelledError, Future, Task, current_task, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from math import ceil
 from re import compile as regex
@@ -166,9 +166,9 @@ class Client:
     """
 
     __slots__ = (
-        "_buffer", "_buffered_bytes", "_changed", "_disconnect_message", "_listener", "_others",
+        "_buffer", "_buffered_bytes", "_changed", "_disconnect_message", "_is_cut_off", "_listener", "_others",
         "_read_ahead", "_reader",
-        "_reading", "_receive", "disconnected", "error", "is_over",
+        "_reading", "_receive", "_task", "disconnected", "error", "is_over",
     )  # fmt: skip
 
     def __init__(self, receive: Receive, read_ahead: int = READ_AHEAD) -> None:
@@ -185,6 +185,9 @@ class Client:
         self._others: tuple[DisconnectListener, ...] = ()
         """Further listeners. Most requests have one listener; a container would be one more object
         for the garbage collector, which takes a quarter of a poll's CPU."""
+        self._task = current_task()
+        """The application's."""
+        self._is_cut_off = False
         self.disconnected = False
         self.is_over = False
         """Whether the application has returned."""
@@ -238,9 +241,23 @@ class Client:
         elif self._others:
             self._others = tuple(other for other in self._others if other is not listener)
 
+    def cut_off(self) -> None:
+        """Cancels the application, unless it has returned or is being cancelled already."""
+        if self._task is not None and not self.is_over and not self._task.cancelling():
+            self._is_cut_off = True
+            self._task.cancel()
+
+    def was_cut_off(self) -> bool:
+        """Whether `cut_off`, and nothing else, has cancelled the application."""
+        if self._task is None or not self._is_cut_off:
+            return False
+        return self._task.cancelling() <= 1  # 0 if a scope of anyio has counted ours as its own
+
     def close(self) -> None:
         """Stops reading: the application has returned, and the buffer is not needed any more."""
         self.is_over = True
+        if self._task is not None and self._is_cut_off and self._task.cancelling():
+            self._task.uncancel()
         if self._reader is not None:
             self._reader.cancel()
         listeners, self._listener, self._others = self._listeners(), None, ()

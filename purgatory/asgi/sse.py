@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Any, Final, TypeVar
 
-from anyio import CancelScope, move_on_after, sleep_forever
+from anyio import move_on_after, sleep_forever
 
 from purgatory._core.errors import how_to_install
 
@@ -100,28 +100,25 @@ def event_source(
         key
     ):  # the key was forgotten, and counts from 0 again
         seen = 0
-    assert poll.hold_scope is not None
     events = _events(poll, versions, key, read, seen)
-    return _Stream(poll.hold_scope, send_timeout, events, ping=ping)
+    return _Stream(poll, send_timeout, events, ping=ping)
 
 
 class _Stream(EventSourceResponse):
-    """A stream that ends even if its client does not read.
+    """A stream that ends if its client does not read.
 
     `EventSourceResponse` has a `send_timeout`, too, which limits neither the first nor the last
     message, and raises an error for the server to log.
 
     Args:
-        hold_scope: of the poll.
+        poll: is held.
         send_timeout: in seconds, for each message.
         content, options: as `EventSourceResponse`.
     """
 
-    def __init__(
-        self, hold_scope: CancelScope, send_timeout: float, content: Any, **options: Any
-    ) -> None:
+    def __init__(self, poll: Poll, send_timeout: float, content: Any, **options: Any) -> None:
         super().__init__(content, **options)
-        self._hold_scope = hold_scope
+        self._poll = poll
         self._seconds = send_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,11 +126,10 @@ class _Stream(EventSourceResponse):
             with move_on_after(self._seconds):
                 await send(message)
                 return
-            self._hold_scope.cancel()
+            self._poll.cut_off()
             await sleep_forever()  # until the cancellation arrives: later events may not be sent
 
-        with self._hold_scope:
-            await super().__call__(scope, receive, send_in_time)
+        await super().__call__(scope, receive, send_in_time)
 
 
 def _refused(refusal: Outcome[Any]) -> Response:

@@ -3,6 +3,7 @@ still be cancelled."""
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from itertools import permutations, product
 from typing import Any
 
@@ -11,6 +12,11 @@ import pytest
 from asgi_requests import Request
 from helpers import iterations
 from loops import on_every_loop, on_virtual_time
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import Ending, LongPolls, Outcome
@@ -254,3 +260,82 @@ async def test_other_cancellation_does_not_prevent_the_end():
     request.leave()
     await request.done()
     assert endings == [Ending.GONE]
+
+
+class Unread(Request):
+    """A request whose client reads no content."""
+
+    async def send(self, message: Any) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
+        await super().send(message)
+
+
+class Stream:
+    """Held polls whose streams are the user's own."""
+
+    def __init__(self, *, behind_middleware: bool = False) -> None:
+        self.polls = LongPolls(signals=())
+        self.farewell = 0.0
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self.through)]
+        starlette = Starlette(
+            routes=[Route("/", self.answer)], middleware=middleware if behind_middleware else []
+        )
+        self.app = self.polls.middleware(starlette)
+
+    async def through(self, request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    async def answer(self, request: Any) -> StreamingResponse:
+        poll = self.polls.poll(request.scope)
+        assert poll.hold() is None
+        return StreamingResponse(self.parts(poll))
+
+    async def parts(self, poll: Any) -> AsyncIterator[str]:
+        if not self.farewell:
+            yield "part"  # which is never taken
+        await poll.run(asyncio.Event().wait())
+        await asyncio.sleep(self.farewell)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("behind_middleware", [False, True])
+async def test_stop_ends_held_streams_of_users_own(behind_middleware):
+    stream = Stream(behind_middleware=behind_middleware)
+    requests = [Unread(stream.app) for _ in range(3)]
+    await asyncio.sleep(100)
+    assert stream.polls.open == 3
+    await stream.polls.aclose()
+    assert asyncio.get_running_loop().time() == 101.0
+    for request in requests:
+        await request.done()
+        assert request.task.cancelling() == 0
+    assert stream.polls.open == 0
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("farewell", "end"), [(0.5, 1.5), (30.0, 2.0)])
+async def test_held_stream_has_a_second_to_end(farewell, end):
+    stream = Stream()
+    stream.farewell = farewell
+    request = Unread(stream.app)
+    await asyncio.sleep(1)
+    await stream.polls.aclose()
+    await request.done()
+    assert asyncio.get_running_loop().time() == end
+    is_whole = request.answer[-1].get("more_body") is False
+    assert is_whole is (end == 1.5)
+    await asyncio.sleep(5)  # a request that has ended is not cut off
+
+
+@on_virtual_time
+@pytest.mark.parametrize("delay", [0.5, 1.0])
+async def test_cut_off_request_may_be_cancelled_by_others(delay):
+    stream = Stream()
+    request = Unread(stream.app)
+    await asyncio.sleep(1)
+    stream.polls.stop()
+    asyncio.get_running_loop().call_later(delay, request.task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await request.done()
+    assert stream.polls.open == 0
