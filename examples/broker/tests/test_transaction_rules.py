@@ -1,4 +1,5 @@
-"""Transactions, request by request: both brokers give the same answers."""
+"""The rules of transactions, request by request: our broker on virtual time and Kafka itself give the
+same answers."""
 
 import asyncio
 import time
@@ -8,14 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from brokers import KINDS, TIMEOUT, running
+from brokers import TIMEOUT, running
 from kio.schema.errors import ErrorCode
 from maven import Unavailable
-from raw import Raw, fetch_fields, make_batch, produce_fields, produced
+from raw import Direct, Raw, fetch_fields, make_batch, produce_fields, produced, running_broker
 from requirements import unavailable
 from test_transactions import TransactionalProducer
-
-pytestmark = pytest.mark.slow
 
 NOT_YET = {
     *(
@@ -54,7 +53,10 @@ class Patient:
         return response
 
 
-async def create(client: Patient, name: str) -> None:
+Client = Patient | Direct
+
+
+async def create(client: Client, name: str) -> None:
     """A topic with one partition, which is there."""
     topics = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
     await client.ask("create_topics", topics=topics, timeout=timedelta(seconds=10))
@@ -66,7 +68,7 @@ async def create(client: Patient, name: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def committed(client: Patient, group: str) -> tuple[str, int]:
+async def committed(client: Client, group: str) -> tuple[str, int]:
     """The committed offset, when no transaction is going to change it."""
     topics, until = [{"name": "topic", "partition_indexes": [0]}], time.monotonic() + TIMEOUT
     while time.monotonic() < until:
@@ -93,7 +95,7 @@ async def commit(producer: TransactionalProducer, group: str, **values: Any) -> 
     return str(response.topics[0].partitions[0].error_code.name)
 
 
-async def epochs_and_fencing(client: Patient) -> None:
+async def epochs_and_fencing(client: Client) -> None:
     await create(client, "topic")
     one, two = TransactionalProducer(client), TransactionalProducer(client)
     assert await one.init() == "none"
@@ -111,17 +113,25 @@ async def epochs_and_fencing(client: Patient) -> None:
     assert await one.end() == "invalid_txn_state"
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     assert await two.init() == "none"
-    assert two.epoch == one.epoch + 2
+    assert (two.id, two.epoch) == (one.id, one.epoch + 2)
     assert (await one.send(), await one.add("topic"), await one.end()) == (
         "invalid_producer_epoch",
         ["producer_fenced"],
         "producer_fenced",
     )
+    assert await one.add("topic", version=1) == ["invalid_producer_epoch"]
     one.sequence -= 1
-    assert await one.send() == "invalid_producer_epoch"
+    assert await one.send() == "invalid_producer_epoch"  # although it is a duplicate
+    assert await one.init(producer_id=one.id, producer_epoch=one.epoch) == "producer_fenced"
+    given_back = {"producer_id": two.id, "producer_epoch": two.epoch}
+    assert await two.init(**given_back) == "none"
+    for version in range(5):
+        assert await two.init(version) == "none"
+    assert await two.init(**given_back) == "producer_fenced"
+    assert (await two.add("topic"), await two.send()) == (["none"], "none")
 
 
-async def what_is_in_no_transaction(client: Patient) -> None:
+async def what_is_in_no_transaction(client: Client) -> None:
     one, stranger = TransactionalProducer(client), TransactionalProducer(client, "stranger")
     await one.init()
     stranger.id, stranger.epoch = one.id, one.epoch
@@ -143,7 +153,7 @@ async def what_is_in_no_transaction(client: Patient) -> None:
     assert await TransactionalProducer(client, "").init() == "invalid_request"
 
 
-async def offsets_and_groups(client: Patient) -> None:
+async def offsets_and_groups(client: Client) -> None:
     one = TransactionalProducer(client)
     await one.init()
     await one.add("topic")
@@ -167,7 +177,7 @@ async def offsets_and_groups(client: Patient) -> None:
     assert await committed(client, "other") == ("none", -1)
 
 
-async def records_that_are_deleted_in_a_transaction(client: Patient) -> None:
+async def records_that_are_deleted_in_a_transaction(client: Client) -> None:
     await create(client, "deleted")
     one = TransactionalProducer(client)
     await one.init()
@@ -188,7 +198,7 @@ async def records_that_are_deleted_in_a_transaction(client: Patient) -> None:
     )
 
 
-async def a_transaction_that_takes_too_long(client: Patient) -> None:
+async def a_transaction_that_takes_too_long(client: Client) -> None:
     one = TransactionalProducer(client, timeout=1)
     await one.init()
     await one.add("topic")
@@ -203,23 +213,32 @@ async def a_transaction_that_takes_too_long(client: Patient) -> None:
     assert one.epoch == before + 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_both_brokers_keep_the_same_rules_of_transactions(kind: str) -> None:
+RULES = (
+    epochs_and_fencing,
+    what_is_in_no_transaction,
+    offsets_and_groups,
+    records_that_are_deleted_in_a_transaction,
+    a_transaction_that_takes_too_long,
+)
+
+
+async def test_our_broker_keeps_the_rules_of_transactions() -> None:
+    async with running_broker() as client:
+        for rule in RULES:
+            await rule(client)
+
+
+@pytest.mark.slow
+def test_kafka_keeps_the_same_rules_of_transactions() -> None:
     async def keep(client: Patient) -> None:
-        await epochs_and_fencing(client)
-        await what_is_in_no_transaction(client)
-        await offsets_and_groups(client)
-        await records_that_are_deleted_in_a_transaction(client)
-        await a_transaction_that_takes_too_long(client)
+        for rule in RULES:
+            await rule(client)
 
     try:
-        with running(kind) as broker:
+        with running("Kafka") as broker:
             client = Patient(broker.address)
             with client.raw:
-                for key_type in (
-                    0,
-                    1,
-                ):  # Kafka makes the topics of its coordinators at the first look for one
+                for key_type in (0, 1):  # Kafka makes the coordinators' topics at the first look
                     client.raw.ask("find_coordinator", key="any", key_type=key_type)
                 asyncio.run(keep(client))
     except Unavailable as error:

@@ -1,5 +1,5 @@
-"""Transactions: the rules on virtual time, and what real clients make of them when everything is
-killed."""
+"""Transactions on virtual time: what consumers see, restarts, full disks; and real clients that are
+killed. `test_transaction_rules` has the rules of requests, `matrix` the clients' features."""
 
 import asyncio
 import sys
@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import KafkaException, Producer
-from exactly_once import COUNT, TIMEOUT, read, transform_and_kill
+from exactly_once import COUNT, transform_and_kill
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
-from purgatory_broker.testing import BrokerThread
 from purgatory_broker.transactions import MAX_EPOCH
-from raw import Direct, fetch_fields, make_batch, produce_fields, produced, running_broker
+from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
 from test_storage import Full
 
 TRANSACTIONAL = 0x10
@@ -168,56 +165,6 @@ async def test_fetch_lists_aborted_transactions() -> None:
         assert await stable(client, offset=4, max_bytes=1) == (9, 1, [(producer.id, 3)])
 
 
-async def test_new_producer_fences_the_old_one() -> None:
-    async with running_broker() as client:
-        old, new = TransactionalProducer(client), TransactionalProducer(client)
-        await old.init()
-        await old.add("topic")
-        await old.send()
-        assert await new.init() == "none"
-        assert (new.id, new.epoch) == (old.id, old.epoch + 2)
-        assert await stable(client) == (2, 2, [(old.id, 0)])
-        assert await old.send() == "invalid_producer_epoch"
-        assert await old.add("topic") == ["producer_fenced"]
-        assert await old.add("topic", version=1) == ["invalid_producer_epoch"]
-        assert await old.end() == "producer_fenced"
-        old.sequence -= 1
-        assert await old.send() == "invalid_producer_epoch"  # although it is a duplicate
-        assert await old.init(producer_id=old.id, producer_epoch=old.epoch) == "producer_fenced"
-        assert await new.init(producer_id=new.id, producer_epoch=new.epoch) == "none"
-        for version in range(5):
-            assert await new.init(version) == "none"
-        assert await new.add("topic") == ["none"]
-        assert await new.send() == "none"
-
-
-async def test_repeated_request_for_an_epoch_fences_nobody() -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        given_back = {"producer_id": producer.id, "producer_epoch": producer.epoch}
-        for _ in range(2):  # the first response may have been lost
-            assert await producer.init(**given_back) == "none"
-            assert (producer.id, producer.epoch) == (
-                given_back["producer_id"],
-                given_back["producer_epoch"] + 1,
-            )
-        assert await producer.add("topic") == ["none"]
-        assert await producer.init(**given_back) == "producer_fenced"
-        assert await producer.end() == "none"
-        assert await producer.init(**given_back) == "producer_fenced"
-
-
-async def test_transaction_of_an_earlier_producer_is_refused() -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        await producer.add("topic")
-        assert [await producer.end(), await producer.end()] == ["none", "none"]
-        await producer.init()
-        assert await producer.end() == "invalid_txn_state"
-
-
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_after_the_last_epoch_comes_another_id(tmp_path: Path, is_open: bool) -> None:
     async with running_broker(directory=tmp_path) as client:
@@ -283,39 +230,6 @@ async def test_last_stable_offset_is_above_deleted_records(tmp_path: Path) -> No
         assert await stable(client, offset=2) == (4, 2, [(producer.id, 0)])
 
 
-async def test_what_is_in_no_transaction_is_refused() -> None:
-    async with running_broker(["topic", "other"]) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        assert await producer.send() == "invalid_txn_state"
-        assert await producer.end() == "invalid_txn_state"
-        assert await producer.add("topic", "none") == [
-            "operation_not_attempted",
-            "unknown_topic_or_partition",
-        ]
-        assert await producer.add("topic") == ["none"]
-        assert await producer.send(topic="other") == "invalid_txn_state"
-        assert await producer.send(transactional_id=None) == "transactional_id_authorization_failed"
-        assert await producer.send() == "none"
-        plain = make_batch(
-            b"v", producer=producer.id, epoch=producer.epoch, sequence=producer.sequence
-        )
-        assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [
-            ("invalid_txn_state", -1)
-        ]
-        stranger = TransactionalProducer(client, "stranger")
-        stranger.id, stranger.epoch = producer.id, producer.epoch
-        assert await stranger.add("topic") == ["invalid_producer_id_mapping"]
-        assert await stranger.send() == "invalid_producer_id_mapping"
-        assert (
-            await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
-        )
-        assert (
-            await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
-        )
-        assert await TransactionalProducer(client, "").init() == "invalid_request"
-
-
 async def test_late_transaction_is_aborted_and_fenced() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client, timeout=10)
@@ -352,30 +266,6 @@ async def test_offsets_are_committed_with_the_transaction(committed: bool) -> No
         )
         await producer.end(committed)
         assert await fetch(True) == ("none", 5 if committed else -1)
-
-
-async def test_offsets_of_an_absent_group_are_refused() -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        await producer.add("topic")
-        topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-        fields = {"topics": topics, "group_id": "group", "generation_id": -1, **producer.identity}
-        response = await client.ask("txn_offset_commit", **fields)
-        assert response.topics[0].partitions[0].error_code.name == "invalid_txn_state"
-        await client.ask("add_offsets_to_txn", group_id="group", **producer.identity)
-
-        async def commit(**values: Any) -> str:
-            response = await client.ask("txn_offset_commit", **fields | values)
-            return str(response.topics[0].partitions[0].error_code.name)
-
-        assert (
-            await commit(generation_id=3, member_id="nobody") == "illegal_generation"
-        )  # there is no such group
-        await producer.end()
-        await producer.commit_offset(1)
-        assert await commit(generation_id=3, member_id="nobody") == "unknown_member_id"
-        assert await commit(member_id="nobody") == "none"  # the group has no members
 
 
 async def test_offsets_of_an_earlier_generation_are_refused() -> None:
@@ -671,54 +561,6 @@ async def test_markers_survive_compaction() -> None:
             for batch, _ in client.broker.topics.partition("topic", 0).log._batches()
         ]
         assert kept == [1, 2, 5]  # aborted records do not replace committed ones
-
-
-@pytest.mark.slow
-def test_librdkafka_commits_aborts_and_is_fenced(kafka_broker: BrokerThread) -> None:
-    address = kafka_broker.address
-    options = {"bootstrap.servers": address, "transactional.id": "mine", "log_level": 0}
-    producer = Producer(options)
-    producer.init_transactions(TIMEOUT)
-    for number in range(3):
-        producer.begin_transaction()
-        producer.produce("topic", b"%d" % number, partition=0)
-        if number == 1:
-            producer.flush(TIMEOUT)
-            producer.abort_transaction(TIMEOUT)
-        else:
-            producer.commit_transaction(TIMEOUT)
-    producer.begin_transaction()
-    producer.produce("topic", b"open", partition=0)
-    producer.flush(TIMEOUT)
-    assert read(address, "topic", "read_committed") == [b"0", b"2"]
-    assert read(address, "topic", "read_uncommitted") == [b"0", b"1", b"2", b"open"]
-    Producer(options).init_transactions(TIMEOUT)
-    with pytest.raises(KafkaException, match="fenced"):
-        producer.commit_transaction(TIMEOUT)
-    assert read(address, "topic", "read_committed") == [b"0", b"2"]
-
-
-@pytest.mark.slow
-def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
-    async def run() -> list[bytes]:
-        async with AIOKafkaProducer(
-            bootstrap_servers=kafka_broker.address, transactional_id="mine"
-        ) as producer:
-            async with producer.transaction():
-                await producer.send_and_wait("topic", b"yes")
-            with pytest.raises(ZeroDivisionError):
-                async with producer.transaction():
-                    await producer.send_and_wait("topic", b"no")
-                    raise ZeroDivisionError
-            async with producer.transaction():
-                await producer.send_and_wait("topic", b"again")
-        options = {"bootstrap_servers": kafka_broker.address, "auto_offset_reset": "earliest"}
-        async with AIOKafkaConsumer(
-            "topic", isolation_level="read_committed", **options
-        ) as consumer:
-            return [(await consumer.getone()).value for _ in range(2)]
-
-    assert asyncio.run(run()) == [b"yes", b"again"]
 
 
 @pytest.mark.slow
