@@ -272,7 +272,7 @@ def page(found: Found, missing: dict[str, str]) -> str:
                 f"- On {broker}: "
                 f"{', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}."
             )
-        for outcome in ("failed", "out of scope", "skipped"):
+        for outcome in ("failed", "out of scope"):
             lines += table(
                 outcome, [result for result in by_kind["ours"] if result.outcome == outcome]
             )

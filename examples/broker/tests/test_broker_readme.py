@@ -1,10 +1,9 @@
 """The commands of the broker's page work, and its blocks of code.
 
-The Python blocks, the table of the demo, the versions, the links and the picture are checked in
+The Python blocks, the versions, the links and the picture are checked in
 `test_program.py`.
 """
 
-import ast
 import asyncio
 import re
 import shlex
@@ -30,8 +29,7 @@ def test_new_block_of_the_page_needs_a_test() -> None:
         "python",
         "python",
         "sh",
-        "python",
-        "",
+        "sh",
     ]
 
 
@@ -56,27 +54,6 @@ def test_each_command_of_the_page_is_understood() -> None:
         assert [
             option for option in options if option.startswith("--") and option not in usage
         ] == []
-
-
-def methods(source: str) -> dict[str, str]:
-    """The body of each method, without its docstring."""
-    found = {}
-    for node in ast.parse(source).body:
-        for method in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(method, ast.FunctionDef):
-                body = method.body[1:] if ast.get_docstring(method) else method.body
-                found[f"{node.name}.{method.name}"] = "\n".join(map(ast.unparse, body))
-    return found
-
-
-def test_the_operations_are_those_of_the_source() -> None:
-    (shown,) = (methods(text) for _, text in BLOCKS if "DelayedProduce" in text)
-    sources = [
-        FOLDER / "purgatory_broker" / f"{name}.py"
-        for name in ("delayed_operations", "group_operations")
-    ]
-    ours = methods("\n".join(source.read_text() for source in sources))
-    assert shown == {name: ours[name] for name in shown}
 
 
 def test_the_page_says_how_to_install_each_extra() -> None:
