@@ -1,11 +1,9 @@
 """`purgatory/asgi/README.md`: each of its blocks is run, and its tables match the code."""
 
 import asyncio
-import json
 import os
 import re
 import sys
-from base64 import b64encode
 from pathlib import Path
 from types import ModuleType
 
@@ -14,12 +12,9 @@ from asgi_modules import load
 from asgi_readme_blocks import write_files
 from asgi_requests import Request
 from fastapi.testclient import TestClient
-from itsdangerous import TimestampSigner
 from loops import on_virtual_time
-from starlette.middleware.sessions import SessionMiddleware
-from starlette.routing import Mount
 
-from purgatory.asgi import Ending, console
+from purgatory.asgi import Ending
 from purgatory.asgi._outcome import ANSWERS, MALFORMED, outcome_of
 
 PAGE = Path(__file__).parents[2] / "purgatory" / "asgi" / "README.md"
@@ -92,29 +87,6 @@ def test_a_websocket_waits(app):
             assert websocket.receive_json() == "done"
         with client.websocket_connect("/jobs/2?wait=0") as websocket:
             assert websocket.receive()["code"] == 1000
-
-
-def test_readme_authorizes_by_header_session_or_token(app):
-    for headers, query, status in [
-        ({}, "", 403),
-        ({"X-User": "operator"}, "", 200),
-        ({}, "?token=secret", 200),
-        ({}, "?token=", 403),
-    ]:
-        answer = TestClient(app.app).get(f"/guarded{query}", headers=headers)
-        assert answer.status_code == status
-        if status == 200:  # the page asks for its state with the same query
-            assert (
-                TestClient(app.app).get(f"/guarded/state{query}", headers=headers).json()["service"]
-                == "jobs"
-            )
-    outer = SessionMiddleware(Mount("/", console(app.jobs, authorize=app.by_session)), "key")
-    cookie = b64encode(json.dumps({"user": "operator"}).encode())
-    for cookies, status in [
-        ({}, 403),
-        ({"session": TimestampSigner("key").sign(cookie).decode()}, 200),
-    ]:
-        assert TestClient(outer, cookies=cookies).get("/").status_code == status
 
 
 @on_virtual_time
