@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, final, overload
 from purgatory._core.buckets import Chunk as EntryChunk
 from purgatory._core.buckets import Level
 from purgatory._core.operation import Operation
-from purgatory._core.purgatory import Purgatory, engine_of
+from purgatory._core.purgatory import Purgatory
 from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.threshold_queue import UNKNOWN
 from purgatory._core.thresholds import ThresholdPurgatory, queues_of
@@ -201,28 +201,27 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
         raise ValueError(f"most must be zero or more, got {most!r}")
     if isinstance(purgatory, ThresholdPurgatory):
         return _inspect_thresholds(purgatory, most)
-    engine = engine_of(purgatory)
-    wheel, loop = engine.wheel, get_running_loop()
-    if engine.loop_wheel.is_bound and engine.loop is not loop:
-        engine.bind(f"inspect {engine.name}")
+    wheel, loop = purgatory._wheel, get_running_loop()
+    if purgatory._loop_wheel.is_bound and purgatory._loop is not loop:
+        purgatory._bind(f"inspect {purgatory.name}")
     now = loop.time()
     current_tick = wheel.clock.tick_at(now)
     levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
     moving = sum(map(len, wheel.draining()))
-    operations = _sample_operations(wheel, engine.by_key)
+    operations = _sample_operations(wheel, purgatory._by_key)
     waiting = [_describe(operation) for operation in operations]
-    watched = _count_watchers(operations, engine.by_key)
+    watched = _count_watchers(operations, purgatory._by_key)
     missed = [
         MissedTrigger(kind, *_keys(keys), timeout, when)
-        for kind, keys, timeout, when in reversed(engine.recent_missed_triggers)
+        for kind, keys, timeout, when in reversed(purgatory._recent_missed_triggers)
     ]
-    statistics = engine.statistics()
+    statistics = purgatory.statistics()
     in_levels = sum(level.waiting for level in levels)
     return Inspection(
         statistics=statistics,
         now=now,
-        is_closed=engine.closed,
-        max_pending=engine.max_pending,
+        is_closed=purgatory._closed,
+        max_pending=purgatory._max_pending,
         tick=wheel.clock.tick,
         levels=tuple(levels),
         moving=moving,

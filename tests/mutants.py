@@ -35,7 +35,6 @@ NEAREST = {
     "closing": ("test_closing.py", "test_threshold_bursts.py"),
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "idle_tracker": ("test_idle_tracker.py", "test_idle_observers.py"),
-    "engine": ("test_purgatory.py", "test_engine.py"),
     "inbox": ("test_inbox.py",),
     "notifier": ("test_observers.py", "test_threshold_observers.py"),
     "purgatory": ("test_purgatory.py", "test_deliveries.py"),

@@ -10,15 +10,13 @@ from pathlib import Path
 import purgatory as package
 
 PRIVATE = (
-    "_engine",
-    "notifier",
-    "watchers",
-    "by_key",
-    "dispatcher",
-    "queues",
-    "loop_wheel",
-    "async_waits",
-    "wants_checks",
+    "_notifier",
+    "_watchers",
+    "_by_key",
+    "_dispatcher",
+    "_queues",
+    "_loop_wheel",
+    "_async_waits",
 )
 """Attributes of the core."""
 

@@ -27,8 +27,9 @@
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
     X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
-    X(Engine, "engine.Engine") X(Purgatory, "purgatory.Purgatory") \
-    X(KeyCheck, "key_check.KeyCheck")
+    X(Purgatory, "purgatory.Purgatory") \
+    X(KeyCheck, "key_check.KeyCheck") \
+    X(Record, "notifier.Record") X(Notifier, "notifier.Notifier")
 
 #define FIELDS(X) \
     X(Bucket, chunk) X(Bucket, number) X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
@@ -37,27 +38,28 @@
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
-    X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, interrupted) \
-    X(Dispatcher, has_backlog) X(Dispatcher, finished) X(WatchChunk, first) X(WatchChunk, last) \
-    X(WatchChunk, after) X(WatchChunk, key) X(Watchers, by_key) \
-    X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) \
-    X(Engine, inbox) X(Engine, loop) X(Engine, loop_wheel) \
-    X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
-    X(Purgatory, _engine) X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) \
-    X(KeyCheck, completed) X(KeyCheck, key)
+    X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
+    X(WatchChunk, first) X(WatchChunk, last) X(WatchChunk, after) X(WatchChunk, key) \
+    X(Watchers, by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
+    X(Purgatory, _has_limits) X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) \
+    X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _watchers) X(Purgatory, _wheel) \
+    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, _completed) \
+    X(KeyCheck, key) X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
+    X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
+    X(Notifier, _check_observers)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
     X(WHEEL_ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) \
     X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
-    X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
+    X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys) X(Ended) X(Failure) \
+    X(FIRST_TRY) X(FORCED) X(KEY) X(DEADLINE)
 
 #define NAMES(X) \
-    X(CHUNK_CAPACITY) X(add) X(remove) X(join) X(pop) \
-    X(_unlink_chunk) X(__init__) X(claim) X(check_idle_later) \
-    X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) X(cancelled) \
-    X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
-    X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) \
-    X(check) X(_count_missed_trigger) X(finish_batch)
+    X(CHUNK_CAPACITY) X(add) X(remove) X(join) X(pop) X(_unlink_chunk) X(_claim) \
+    X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
+    X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
+    X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
+    X(_count_missed_trigger) X(operation_ended) X(key_checked) X(_failed) X(exception)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
@@ -73,12 +75,12 @@
     X(watchers_remove, 3, 3, "watch_lists.Watchers.remove") \
     X(watchers_join, 4, 4, "watch_lists.Watchers.join") \
     X(watchers_add, 3, 3, "watch_lists.Watchers.add") \
-    X(engine_claim, 3, 3, "engine.Engine.claim") \
-    X(engine_expire, 2, 2, "engine.Engine.expire") \
+    X(purgatory_claim, 3, 3, "purgatory.Purgatory._claim") \
+    X(purgatory_expire, 2, 2, "purgatory.Purgatory._expire") \
     X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
     X(op_run_hooks, 1, 1, "operation.run_hooks") \
-    X(op_try_once, 3, 4, "operation.try_once") \
-    X(op_finish, 1, 1, "operation.DelayedOperation._op_finish") \
+    X(op_try_once, 2, 3, "operation.try_once") \
+    X(op_finish, 1, 2, "operation.DelayedOperation._op_finish") \
     X(op_expired, 1, 1, "operation.DelayedOperation._timer_expired") \
     X(op_init, 1, 2, "operation.DelayedOperation.__init__") \
     X(op_on_complete, 1, 1, "operation.DelayedOperation.on_complete") \
@@ -87,10 +89,11 @@
     X(cancel, 1, 1, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
-    X(check_try_remaining, 4, 4, "key_check.KeyCheck._try_remaining")
+    X(check_try_remaining, 3, 3, "key_check.KeyCheck._try_remaining") \
+    X(notifier_operation_ended, 4, 4, "notifier.Notifier.operation_ended")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(WatchListBase) X(EngineBase) \
+    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(WatchListBase) X(PurgatoryBase) \
     X(WatchersBase) X(IteratorType)
 
 typedef struct Twin Twin;
@@ -779,31 +782,31 @@ static PyType_Spec watch_list_spec = {
     "purgatory._core._kernel.WatchList", sizeof(WatchList), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
 
-/* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each
+/* ---- BASES of purgatory.Purgatory and watch_lists.Watchers: counts without an integer object for each
    change */
 
 typedef struct {
     PyObject_HEAD
     Py_ssize_t completed, expired, cancelled;
-} EngineCounts;
+} PurgatoryCounts;
 typedef struct {
     PyObject_HEAD
     Py_ssize_t pending, extra_keys;
 } WatchersCounts;
 #define COUNTS(watchers) ((WatchersCounts *)(watchers))
 
-static PyMemberDef engine_members[] = {
-    {"completed", T_PYSSIZET, offsetof(EngineCounts, completed), 0, NULL},
-    {"expired", T_PYSSIZET, offsetof(EngineCounts, expired), 0, NULL},
-    {"cancelled", T_PYSSIZET, offsetof(EngineCounts, cancelled), 0, NULL}, {0}};
+static PyMemberDef purgatory_members[] = {
+    {"_completed", T_PYSSIZET, offsetof(PurgatoryCounts, completed), 0, NULL},
+    {"_expired", T_PYSSIZET, offsetof(PurgatoryCounts, expired), 0, NULL},
+    {"_cancelled", T_PYSSIZET, offsetof(PurgatoryCounts, cancelled), 0, NULL}, {0}};
 static PyMemberDef watchers_members[] = {
     {"pending", T_PYSSIZET, offsetof(WatchersCounts, pending), 0, NULL},
     {"_extra_keys", T_PYSSIZET, offsetof(WatchersCounts, extra_keys), 0, NULL}, {0}};
-static PyType_Slot engine_slots[] = {{Py_tp_members, engine_members}, {0}};
+static PyType_Slot purgatory_slots[] = {{Py_tp_members, purgatory_members}, {0}};
 static PyType_Slot watchers_slots[] = {{Py_tp_members, watchers_members}, {0}};
-static PyType_Spec engine_spec = {
-    "purgatory._core._kernel.Engine", sizeof(EngineCounts), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, engine_slots};
+static PyType_Spec purgatory_spec = {
+    "purgatory._core._kernel.Purgatory", sizeof(PurgatoryCounts), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, purgatory_slots};
 static PyType_Spec watchers_spec = {
     "purgatory._core._kernel.Watchers", sizeof(WatchersCounts), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
@@ -910,17 +913,17 @@ static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t co
     return done(call_method(twin, name, args, count));
 }
 
-/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self); borrowed.
-   NULL at the end or with an exception. The entry stays the first one until it leaves its chunk. */
+/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self). NULL at the
+   end or with an exception. The entry stays the first one until it leaves its chunk. */
 static PyObject *next_entry(State *st, PyObject *drain) {
     PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries),
         *entry = AT(drain, Drain, _first);
     if (!is_a(chunk, st->Chunk)) return NULL;
-    if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) return entry;
+    if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) return Py_NewRef(entry);
     if (!is_a(entries, &PyListIter_Type)) return NULL;
     while ((entry = PyIter_Next(entries)) != NULL) {
         if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) {
-            Py_XSETREF(AT(drain, Drain, _first), entry);
+            put(&AT(drain, Drain, _first), entry);
             return entry;
         }
         Py_DECREF(entry);
@@ -943,8 +946,10 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
     }
     PyObject *entry = next_entry(st, drain);
     if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
-    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
-    Py_INCREF(entry);
+    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) {
+        Py_DECREF(entry);
+        return PASS;
+    }
     if (add_to(&AT(wheel, Wheel, _budget), -1) == 0
         && remove_from_wheel(st, wheel, entry) >= 0) return entry;
     Py_DECREF(entry);
@@ -1040,6 +1045,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->WHEEL_ATTRIBUTE) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
+    if (loop_wheel == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
     if (!is_a(loop_wheel, st->LoopWheel)) {
         PyErr_Clear();
         Py_XDECREF(loop_wheel);
@@ -1237,12 +1243,12 @@ static int handle(PyObject *function, PyObject *operation, int is_kept) {
     return failed;
 }
 
-/* engine.Engine.claim(self, operation, state): 1 if this call was first */
-static int claim_in(State *st, PyObject *engine, PyObject *operation, int state) {
-    if (!is_a(engine, st->Engine) || state == NEW) return PASSED;
+/* purgatory.Purgatory._claim(self, operation, state): 1 if this call was first */
+static int claim_in(State *st, PyObject *purgatory, PyObject *operation, int state) {
+    if (!is_a(purgatory, st->Purgatory) || state == NEW) return PASSED;
     if (!IS(operation, PENDING)) return 0;
-    EngineCounts *counts = (EngineCounts *)engine;
-    PyObject *wheel = AT(engine, Engine, wheel), *watchers = AT(engine, Engine, watchers);
+    PurgatoryCounts *counts = (PurgatoryCounts *)purgatory;
+    PyObject *wheel = AT(purgatory, Purgatory, _wheel), *watchers = AT(purgatory, Purgatory, _watchers);
     PyObject *links = links_of(st, operation);
     if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers)) return PASSED;
     Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links);
@@ -1258,7 +1264,7 @@ static int claim_in(State *st, PyObject *engine, PyObject *operation, int state)
         failed = call(st->watchers_remove, st->s_remove, args, 3);
         if (!failed && COUNTS(watchers)->pending == 0
             && AT(wheel, Wheel, notify_empty) == Py_True) {
-            PyObject *loop_wheel = get(AT(engine, Engine, loop_wheel));
+            PyObject *loop_wheel = get(AT(purgatory, Purgatory, _loop_wheel));
             failed = done(CALL0(loop_wheel, check_idle_later));
             Py_DECREF(loop_wheel);
         }
@@ -1266,7 +1272,7 @@ static int claim_in(State *st, PyObject *engine, PyObject *operation, int state)
     Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links);
     return failed ? -1 : 1;
 }
-static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+static PyObject *purgatory_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_kind_of(a[1], st->Operation)) return PASS;
     int won = claim_in(st, a[0], a[1], state_number(st, a[2]));
@@ -1284,7 +1290,7 @@ static int claim(State *st, PyObject *operation, int state) {
     Py_INCREF(home);
     int won = claim_in(st, home, operation, state);
     if (won == PASSED) {
-        PyObject *answer = CALL(home, claim, operation, state_object(st, state));
+        PyObject *answer = CALL(home, _claim, operation, state_object(st, state));
         won = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(answer);
     }
@@ -1344,14 +1350,100 @@ static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     return run_hooks(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
-/* operation.DelayedOperation._op_finish(self), and operation.finish(operation) */
-static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+/* Restores the exception `error`, or keeps the one raised since; -1. */
+static int raise_again(PyObject *error) {
+    if (PyErr_Occurred()) Py_XDECREF(error);
+    else PyErr_SetRaisedException(error);
+    return -1;
+}
+
+/* the fields of an event */
+static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation, PyObject *record,
+    PyObject *now) {
+    PyObject *keys = AT(record, Record, keys), *key = AT(record, Record, key),
+        *started_at = AT(record, Record, started_at), *cause = AT(record, Record, cause),
+        *result = OP(operation)->has_result ? OP(operation)->links_or_result : NULL;
+    double timeout = OP(operation)->timeout;
+    if (isnan(timeout)) timeout = DEADLINE(operation) - PyFloat_AS_DOUBLE(started_at);
+    if (isnan(OP(operation)->timeout) && timeout < 0.0) timeout = 0.0;
+    PyObject *fields = PyTuple_New(13);
+    if (fields == NULL) return NULL;
+    PyObject *values[] = {
+        get(AT(notifier, Notifier, name)), PyType_GetName(Py_TYPE(operation)),
+        PyTuple_CheckExact(keys) ? Py_NewRef(keys) : PyTuple_Pack(1, keys), Py_NewRef(started_at),
+        Py_NewRef(now), isfinite(timeout) ? PyFloat_FromDouble(timeout) : Py_NewRef(Py_None),
+        Py_NewRef(state_object(st, OP(operation)->state)), Py_NewRef(cause),
+        Py_NewRef(key == st->NO_KEY ? Py_None : key), get(AT(record, Record, failed_tries)),
+        PyBool_FromLong(cause == st->DEADLINE && IS(operation, COMPLETED)),
+        is_a(result, (PyTypeObject *)st->Failure) ? PyObject_GetAttr(result, st->s_exception)
+            : Py_NewRef(Py_None),
+        PyLong_FromVoidPtr(operation)};
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < 13; i++) {
+        failed |= values[i] == NULL;
+        PyTuple_SET_ITEM(fields, i, values[i]);
+    }
+    if (failed) Py_CLEAR(fields);
+    return fields;
+}
+
+/* notifier.Notifier.operation_ended(self, operation, record, now) */
+static PyObject *notifier_operation_ended(Twin *self, PyObject *const *a,
+    Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_made(st, a[0])) return PASS;
-    PyObject *home = OP(a[0])->home;
-    if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None))
+    PyObject *notifier = a[0], *operation = a[1], *record = a[2], *now = a[3];
+    if (!is_a(notifier, st->Notifier) || !is_made(st, operation) || !is_a(record, st->Record))
         return PASS;
-    return call_function(st->op_run_hooks, a, 1);
+    PyObject *observers = AT(notifier, Notifier, _observers);
+    if (AT(record, Record, keys) == NULL || AT(record, Record, key) == NULL
+        || AT(record, Record, cause) == NULL || !is_float(AT(record, Record, started_at))
+        || observers == NULL || !PyTuple_CheckExact(observers)) return PASS;
+    PyObject *fields = event_fields(st, notifier, operation, record, now);
+    PyObject *args = fields != NULL ? PyTuple_Pack(1, fields) : NULL;
+    PyObject *event = args != NULL ? PyTuple_Type.tp_new((PyTypeObject *)st->Ended, args, NULL)
+        : NULL;
+    Py_XDECREF(fields); Py_XDECREF(args);
+    if (event == NULL) return NULL;
+    int failed = 0;
+    Py_INCREF(observers);
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(observers); i++) {
+        PyObject *observer = PyTuple_GET_ITEM(observers, i);
+        if (done(CALL(observer, operation_ended, event)) == 0) continue;
+        PyObject *error = PyErr_GetRaisedException();
+        failed = done(CALL(notifier, _failed, st->s_operation_ended, observer, error));
+        Py_DECREF(error);
+    }
+    Py_DECREF(observers); Py_DECREF(event);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* Notifies observers of the end, once. */
+static int notify(State *st, PyObject *operation) {
+    PyObject *home = OP(operation)->home, *record = GET_RARE(operation, RECORD);
+    PyObject *notifier = is_a(home, st->Purgatory) ? AT(home, Purgatory, _notifier) : NULL;
+    if (record == NULL || notifier == NULL || notifier == Py_None) return 0;
+    PyObject *args[] = {Py_NewRef(notifier), operation, Py_NewRef(record),
+        call_no_args(AT(home, Purgatory, _time))};
+    Py_CLEAR(OP(operation)->rare->attributes[RECORD]);
+    int failed = args[3] == NULL
+        || call(st->notifier_operation_ended, st->s_operation_ended, args, 4);
+    Py_DECREF(args[0]); Py_DECREF(args[2]); Py_XDECREF(args[3]);
+    return failed ? -1 : 0;
+}
+
+/* operation.finish(operation) */
+static int finish_steps(State *st, PyObject *operation) {
+    int failed = run_hooks(st, operation);
+    if (!is_observed(operation)) return failed;
+    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+    failed = notify(st, operation);
+    return error != NULL ? raise_again(error) : failed;
+}
+
+/* operation.DelayedOperation._op_finish(self, budget=0) */
+static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!is_made(self->st, a[0])) return PASS;
+    return finish_steps(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* operation.try_complete(operation), of the `current` operation of the dispatcher */
@@ -1368,111 +1460,118 @@ static int try_complete(State *st, PyObject *operation) {
     return handle(st->try_failed, operation, IS(operation, PENDING));
 }
 
-/* operation.try_once(home, operation, key, is_last=False); `operation` has the right type */
-static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *key, int is_last) {
+/* the record of an observed operation after a try; NULL, perhaps with an exception */
+static int record_try(State *st, PyObject *operation, PyObject *key) {
+    PyObject *record = GET_RARE(operation, RECORD);
+    if (!is_a(record, st->Record)) return 0;
+    put(&AT(record, Record, key), IS(operation, PENDING) ? st->NO_KEY : key);
+    if (!IS(operation, COMPLETED)) return add_to(&AT(record, Record, failed_tries), 1);
+    put(&AT(record, Record, cause), key == st->NO_KEY ? st->DEADLINE : st->KEY);
+    return 0;
+}
+
+/* operation.try_once(operation, key, is_last=False); `operation` has the right type */
+static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) {
     PyObject *owner = GET_RARE(operation, OWNER), *left = NULL;
-    int is_plain = !IS(operation, NEW) && !is_observed(operation);
-    if (is_plain && owner != NULL) {
+    if (owner != NULL) {
         Py_INCREF(owner);
         if ((left = CALL0(owner, cancelled)) != NULL) Py_DECREF(left);
         Py_DECREF(owner);
         if (left == NULL) return -1;
     }
-    if (!is_plain || (left != NULL && left != Py_False))
+    if (left != NULL && left != Py_False)
         return done(PyObject_CallFunctionObjArgs(
-            st->op_try_once->python, home, operation, key, is_last ? Py_True : Py_False, NULL));
-    if (IS(operation, PENDING)) {
-        if (try_complete(st, operation)) return -1;
-        if (is_last && claim(st, operation, EXPIRED) < 0) return -1;
+            st->op_try_once->python, operation, key, is_last ? Py_True : Py_False, NULL));
+    int failed = try_complete(st, operation) || record_try(st, operation, key);
+    if (!failed && is_last && IS(operation, PENDING)) {
+        PyObject *record = GET_RARE(operation, RECORD);
+        if (is_a(record, st->Record)) put(&AT(record, Record, cause), st->DEADLINE);
+        failed = claim(st, operation, EXPIRED) < 0;
     }
-    return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
+    if (IS(operation, PENDING)) return failed ? -1 : 0;
+    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+    failed = finish_steps(st, operation);
+    return error != NULL ? raise_again(error) : failed;
 }
 static PyObject *op_try_once(Twin *self, PyObject *const *a, Py_ssize_t count) {
-    if (!is_made(self->st, a[1])) return PASS;
-    return try_once(self->st, a[0], a[1], a[2], count == 4 && a[3] == Py_True) ? NULL
+    if (!is_made(self->st, a[0]) || !IS(a[0], PENDING)) return PASS;
+    return try_once(self->st, a[0], a[1], count == 3 && a[2] == Py_True) ? NULL
         : Py_NewRef(Py_None);
 }
 
 /* ---- the dispatcher */
 
-/* dispatcher.Dispatcher.finish(self, operation) */
-static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
-    if (!is_a(dispatcher, st->Dispatcher) || AT(dispatcher, Dispatcher, current) != Py_None)
-        return done(CALL(dispatcher, finish, operation));
-    put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = done(CALL0(operation, _op_finish));
+static int has_work(State *st, PyObject *dispatcher) {
+    PyObject *queue = get(AT(dispatcher, Dispatcher, queue));
+    Py_ssize_t size = PyObject_Size(queue);
+    Py_DECREF(queue);
+    if (size < 0) PyErr_Clear();
+    return size > 0;
+}
+
+/* The hook is over; the rest of the queue follows now, or, after an exception, later. */
+static int leave_hook(State *st, PyObject *dispatcher, int failed) {
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     put(&AT(dispatcher, Dispatcher, current), Py_None);
-    if (failed) {
-        PyErr_SetRaisedException(error);
-        return -1;
+    if (error != NULL) {
+        done(CALL0(dispatcher, continue_later));
+        return raise_again(error);
     }
-    return AT(dispatcher, Dispatcher, has_backlog) == Py_True ? done(CALL0(dispatcher, run_backlog))
-        : 0;
+    return has_work(st, dispatcher) ? done(CALL0(dispatcher, run_queue)) : 0;
 }
 
-/* dispatcher.Dispatcher.is_being_tried */
-static int is_being_tried(State *st, PyObject *dispatcher, PyObject *operation) {
-    if (AT(dispatcher, Dispatcher, current) == operation) return 1;
-    PyObject *interrupted = AT(dispatcher, Dispatcher, interrupted);
-    for (Py_ssize_t i = 0; interrupted != NULL && PyList_CheckExact(interrupted)
-        && i < PyList_GET_SIZE(interrupted);
-        i++)
-        if (PyList_GET_ITEM(interrupted, i) == operation) return 1;
-    return 0;
+/* dispatcher.Dispatcher.perform(self, operation._op_finish) */
+static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
+    if (!is_a(dispatcher, st->Dispatcher) || AT(dispatcher, Dispatcher, current) != Py_None) {
+        PyObject *work = PyObject_GetAttr(operation, st->s__op_finish);
+        int failed = work == NULL || done(CALL(dispatcher, perform, work));
+        Py_XDECREF(work);
+        return failed ? -1 : 0;
+    }
+    put(&AT(dispatcher, Dispatcher, current), operation);
+    return leave_hook(st, dispatcher, finish_steps(st, operation));
 }
 
-/* The dispatcher of an engine whose loop runs in this thread; or NULL, perhaps with an
+/* The dispatcher of a purgatory whose loop runs in this thread; or NULL, perhaps with an
    exception. */
 static PyObject *dispatcher_of(State *st, PyObject *home) {
-    if (!is_a(home, st->Engine) || is_running(st, AT(home, Engine, loop)) != 1) return NULL;
-    PyObject *dispatcher = AT(home, Engine, dispatcher);
+    if (!is_a(home, st->Purgatory) || is_running(st, AT(home, Purgatory, _loop)) != 1) return NULL;
+    PyObject *dispatcher = AT(home, Purgatory, _dispatcher);
     return is_a(dispatcher, st->Dispatcher) ? dispatcher : NULL;
 }
 
-/* engine.Engine.expire(self, operation) */
-static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+/* purgatory.Purgatory._expire(self, operation) */
+static PyObject *purgatory_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *engine = a[0], *operation = a[1];
-    if (!is_a(engine, st->Engine) || !is_made(st, operation)) return PASS;
-    PyObject *checks = AT(engine, Engine, checks), *dispatcher = AT(engine, Engine, dispatcher);
-    Py_ssize_t asked = AT(engine, Engine, inbox) == NULL ? -1
-        : PyObject_Size(AT(engine, Engine, inbox));
-    if (asked != 0) {
+    PyObject *purgatory = a[0], *operation = a[1];
+    if (!is_a(purgatory, st->Purgatory) || !is_made(st, operation) || !IS(operation, PENDING))
+        return PASS;
+    PyObject *inbox = get(AT(purgatory, Purgatory, _inbox));
+    Py_ssize_t asked = PyObject_Size(inbox);
+    Py_DECREF(inbox);
+    PyObject *checks = AT(purgatory, Purgatory, _checks),
+        *dispatcher = AT(purgatory, Purgatory, _dispatcher);
+    if (asked != 0 || checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks)
+        || !is_a(dispatcher, st->Dispatcher)) {
         PyErr_Clear();
         return PASS;
     }
-    if (checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks)
-        || !is_a(dispatcher, st->Dispatcher))
-        return PASS;
     PyObject *links = Py_NewRef(links_of(st, operation)), *result = NULL;
-    int was_pending = IS(operation, PENDING);
     Py_INCREF(dispatcher);
     put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = try_once(st, engine, operation, st->NO_KEY, 1);
+    int failed = try_once(st, operation, st->NO_KEY, 1);
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     put(&AT(dispatcher, Dispatcher, current), Py_None);
-    if (AT(dispatcher, Dispatcher, has_backlog) != Py_False
-        && done(CALL0(dispatcher, continue_if_backlog))) {
-        Py_XDECREF(error);
-        goto out;
-    }
-    if (failed) {
-        PyErr_SetRaisedException(error);
-        goto out;
-    }
-    if (was_pending && IS(operation, COMPLETED)) {
+    if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
+    if (error != NULL) failed = raise_again(error);
+    if (!failed && IS(operation, COMPLETED)) {
         PyObject *keys = PyObject_CallOneArg(st->keys_of, links);
-        if (keys == NULL) goto out;
-        failed = done(CALL(engine, _count_missed_trigger, operation, keys));
-        Py_DECREF(keys);
-        if (failed) goto out;
+        failed = keys == NULL || done(CALL(purgatory, _count_missed_trigger, operation, keys));
+        Py_XDECREF(keys);
     }
-    result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links)
+    if (!failed) result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links)
         : PyLong_FromLong(1);
-out:
-    Py_DECREF(dispatcher);
-    Py_DECREF(links);
+    Py_DECREF(dispatcher); Py_DECREF(links);
     return result;
 }
 
@@ -1480,9 +1579,9 @@ out:
 static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *home = is_made(st, a[0]) ? OP(a[0])->home : NULL;
-    if (!is_a(home, st->Engine)) return PASS;
+    if (!is_a(home, st->Purgatory)) return PASS;
     PyObject *args[] = {Py_NewRef(home), a[0]};
-    PyObject *result = call_function(st->engine_expire, args, 2);
+    PyObject *result = call_function(st->purgatory_expire, args, 2);
     Py_DECREF(home);
     return result;
 }
@@ -1494,15 +1593,15 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     if (!is_made(st, operation)) return PASS;
     PyObject *dispatcher = dispatcher_of(st, OP(operation)->home);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    int is_tried = is_being_tried(st, dispatcher, operation), won;
     Py_INCREF(dispatcher);
-    won = claim(st, operation, COMPLETED);
-    if (won == 1 && !is_tried && finish(st, dispatcher, operation)) won = -1;
+    int won = claim(st, operation, COMPLETED);
+    if (won == 1 && AT(dispatcher, Dispatcher, current) != operation
+        && finish(st, dispatcher, operation)) won = -1;
     Py_DECREF(dispatcher);
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
 
-/* operation.cancel(operation) */
+/* operation.cancel(operation), of one without observers */
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_made(st, a[0]) || is_observed(a[0])) return PASS;
@@ -1527,41 +1626,6 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     put(&OP(operation)->home, Py_None);
     set_links(operation, st->UNWATCHED);
     return Py_NewRef(Py_None);
-}
-
-/* type.__call__(cls, ...), for classes of operations, without a tuple of the arguments. A class
-   with its own `__new__` or `__getattr__` gets `type.__call__` back. */
-static PyObject *construct(PyObject *cls, PyObject *const *args, size_t flags, PyObject *names) {
-    PyTypeObject *type = (PyTypeObject *)cls;
-    Py_ssize_t count = PyVectorcall_NARGS(flags);
-    Py_ssize_t all = count + (names != NULL ? PyTuple_GET_SIZE(names) : 0);
-    PyObject *module = PyType_GetModuleByDef(type, &module_def), *stack[16];
-    if (module == NULL) return NULL;
-    if (type->tp_new != PyBaseObject_Type.tp_new || type->tp_getattro != PyObject_GenericGetAttr
-        || PyType_HasFeature(type, Py_TPFLAGS_IS_ABSTRACT) || all > 15) {
-        type->tp_vectorcall = NULL;
-        return PyObject_Vectorcall(cls, args, flags, names);
-    }
-    State *st = PyModule_GetState(module);
-    PyObject *operation = stack[0] = type->tp_alloc(type, 0);
-    if (operation == NULL) return NULL;
-    for (Py_ssize_t i = 0; i < all; i++) stack[i + 1] = args[i];
-    PyObject *none = PyObject_VectorcallMethod(st->s___init__, stack, (size_t)count + 1, names);
-    if (none != NULL && none != Py_None)
-        PyErr_Format(PyExc_TypeError, "__init__() should return None, not '%.200s'",
-            Py_TYPE(none)->tp_name);
-    if (none != Py_None) Py_CLEAR(operation);
-    Py_XDECREF(none);
-    return operation;
-}
-
-/* constructs(cls): has C construct the instances of `cls` */
-static PyObject *module_constructs(PyObject *module, PyObject *cls) {
-    State *st = PyModule_GetState(module);
-    if (st->Operation != NULL && Py_IS_TYPE(cls, Py_TYPE(st->Operation))
-        && PyType_IsSubtype((PyTypeObject *)cls, st->Operation))
-        ((PyTypeObject *)cls)->tp_vectorcall = construct;
-    Py_RETURN_NONE;
 }
 
 #define RETURNS_NONE(function) \
@@ -1641,35 +1705,35 @@ static int join(State *st, PyObject *watchers, PyObject *operation, PyObject *wa
     return failed;
 }
 
-/* Whether operations of its class are compared by identity: by the slots, or checked before. */
+/* Whether operations of its class are told apart by identity: by the slots, or checked before. */
 static int is_known(State *st, PyObject *operation) {
     PyTypeObject *type = Py_TYPE(operation), *base = &PyBaseObject_Type;
     if (type->tp_richcompare == base->tp_richcompare && type->tp_hash == base->tp_hash) return 1;
-    PyObject *is_known = PyObject_GetAttr(operation, st->s__op_is_known);
-    if (is_known == NULL) PyErr_Clear();
-    else Py_DECREF(is_known);
-    return is_known == Py_True;
+    PyObject *checked = PyObject_GetAttr((PyObject *)type, st->s__op_checked);
+    if (checked == NULL) PyErr_Clear();
+    else Py_DECREF(checked);
+    return checked == (PyObject *)type;
 }
 
-/* Whether an operation is new, and an engine can watch it without Python's help. */
-static int is_watchable(State *st, PyObject *engine, PyObject *operation) {
-    PyObject *checks = AT(engine, Engine, checks);
+/* Whether an operation is new, and an purgatory can watch it without Python's help. */
+static int is_watchable(State *st, PyObject *purgatory, PyObject *operation) {
+    PyObject *checks = AT(purgatory, Purgatory, _checks);
     return OP(operation)->home == Py_None && IS(operation, PENDING)
-        && GET_RARE(operation, WAITERS) == NULL && AT(engine, Engine, closed) == Py_False
+        && GET_RARE(operation, WAITERS) == NULL && AT(purgatory, Purgatory, _closed) == Py_False
         && checks != NULL && PyDict_CheckExact(checks) && PyDict_GET_SIZE(checks) == 0;
 }
 
 /* The rest of `try_complete_else_watch`, once the operation was tried; -1 is an exception. */
-static int wait_until(State *st, PyObject *engine, PyObject *operation, PyObject *watched,
+static int wait_until(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched,
     double when, PyObject *now) {
-    if (when <= PyFloat_AS_DOUBLE(now) || AT(engine, Engine, has_limits) != Py_False) {
+    if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Purgatory, _has_limits) != Py_False) {
         PyObject *until = get_time(operation, assigned(when), "_timer_deadline");
-        PyObject *answer = until == NULL ? NULL : CALL(engine, may_wait, operation, until, now);
+        PyObject *answer = until == NULL ? NULL : CALL(purgatory, _may_wait, operation, until, now);
         int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(until); Py_XDECREF(answer);
         if (may_wait <= 0) return may_wait;
     }
-    PyObject *watchers = get(AT(engine, Engine, watchers)), *wheel = get(AT(engine, Engine, wheel));
+    PyObject *watchers = get(AT(purgatory, Purgatory, _watchers)), *wheel = get(AT(purgatory, Purgatory, _wheel));
     int failed = join(st, watchers, operation, watched);
     if (!failed && !isnan(when) && IS(operation, PENDING)) {
         failed = add_to_wheel(st, wheel, operation, when, now);
@@ -1680,124 +1744,162 @@ static int wait_until(State *st, PyObject *engine, PyObject *operation, PyObject
     return failed;
 }
 
+/* a new record of an operation that is watched from now on; -1 is an exception */
+static int observe(State *st, PyObject *operation, PyObject *watched, PyObject *now) {
+    PyObject *record = st->Record->tp_alloc(st->Record, 0);
+    if (record == NULL || rare_of(operation) == NULL) {
+        Py_XDECREF(record);
+        return -1;
+    }
+    AT(record, Record, keys) = Py_NewRef(watched);
+    AT(record, Record, started_at) = Py_NewRef(now);
+    AT(record, Record, cause) = Py_NewRef(st->FIRST_TRY);
+    AT(record, Record, key) = Py_NewRef(st->NO_KEY);
+    AT(record, Record, failed_tries) = PyLong_FromLong(0);
+    Py_XSETREF(OP(operation)->rare->attributes[RECORD], record);
+    return 0;
+}
+
+/* Whether the notifier is None, or without observers of starts. */
+static int is_quiet(State *st, PyObject *notifier) {
+    if (notifier == Py_None) return 1;
+    PyObject *starts = is_a(notifier, st->Notifier) ? AT(notifier, Notifier, _start_observers)
+        : NULL;
+    return starts != NULL && PyList_CheckExact(starts) && PyList_GET_SIZE(starts) == 0;
+}
+
 /* purgatory.Purgatory.try_complete_else_watch(self, operation, keys) */
 static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL,
-        *interrupted = NULL, *outer = NULL;
+    PyObject *purgatory = a[0], *operation = a[1], *result = NULL, *watched = NULL, *now = NULL;
     /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
     if (!is_made(st, operation) || !is_known(st, operation)) return PASS;
-    PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
-    PyObject *dispatcher = dispatcher_of(st, engine);
+    PyObject *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    if (!is_watchable(st, engine, operation) || AT(engine, Engine, notifier) != Py_None
-        || !is_whole(st, AT(engine, Engine, watchers))) return PASS;
-    Py_INCREF(engine); Py_INCREF(dispatcher);
+    if (!is_watchable(st, purgatory, operation)
+        || !is_quiet(st, AT(purgatory, Purgatory, _notifier))
+        || !is_whole(st, AT(purgatory, Purgatory, _watchers))) return PASS;
+    Py_INCREF(dispatcher);
     if ((watched = watched_keys(st, a[2])) == NULL) goto out;
-    if ((now = call_no_args(AT(engine, Engine, time))) == NULL) goto out;
+    if ((now = call_no_args(AT(purgatory, Purgatory, _time))) == NULL) goto out;
     /* A key's own methods may have run a check, or watched the operation. */
-    if (!is_float(now) || !is_watchable(st, engine, operation)) {
+    if (!is_float(now) || !is_watchable(st, purgatory, operation)) {
         result = PASS;
         goto out;
     }
     double timeout = OP(operation)->timeout; /* NaN: none, as in `when` */
     double when = isnan(timeout) ? DEADLINE(operation) : PyFloat_AS_DOUBLE(now) + timeout;
-    interrupted = get(AT(dispatcher, Dispatcher, current));
-    if (interrupted != Py_None) {
-        outer = get(AT(dispatcher, Dispatcher, interrupted));
-        if (PyList_Append(outer, interrupted)) goto out;
-    }
-    put(&OP(operation)->home, engine);
+    if (AT(purgatory, Purgatory, _notifier) != Py_None && observe(st, operation, watched, now))
+        goto out;
+    PyObject *interrupted = get(AT(dispatcher, Dispatcher, current));
+    put(&OP(operation)->home, purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
     int failed = try_complete(st, operation);
+    PyObject *record = GET_RARE(operation, RECORD);
+    if (!failed && is_a(record, st->Record)) {
+        if (!IS(operation, COMPLETED)) failed = add_to(&AT(record, Record, failed_tries), 1);
+    }
     if (!failed && IS(operation, PENDING))
-        failed = wait_until(st, engine, operation, watched, when, now);
-    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
-    if (failed && done(CALL(engine, undo_watch, operation)))
-        Py_SETREF(error, PyErr_GetRaisedException());
-    put(&AT(dispatcher, Dispatcher, current), interrupted);
-    Py_ssize_t depth = outer != NULL ? PyList_GET_SIZE(outer) : 0;
-    if (depth && PyList_SetSlice(outer, depth - 1, depth, NULL))
-        Py_XSETREF(error, PyErr_GetRaisedException());
-    if (error != NULL) PyErr_SetRaisedException(error);
-    else if (IS(operation, PENDING)) {
-        if (interrupted != Py_None || AT(dispatcher, Dispatcher, has_backlog) != Py_True
-            || done(CALL0(dispatcher, run_backlog)) == 0)
-            result = PyBool_FromLong(!IS(operation, PENDING));
-    } else if ((IS(operation, CANCELLED) ? done(CALL(engine, finish_newcomer, operation))
-        : finish(st, dispatcher, operation)) == 0)
-        result = Py_NewRef(Py_True);
+        failed = wait_until(st, purgatory, operation, watched, when, now);
+    record = GET_RARE(operation, RECORD);
+    if (!failed && IS(operation, PENDING) && is_a(record, st->Record))
+        put(&AT(record, Record, cause), st->FORCED);
+    if (failed) {
+        PyObject *error = PyErr_GetRaisedException();
+        done(CALL(purgatory, _undo_watch, operation));
+        put(&AT(dispatcher, Dispatcher, current), interrupted);
+        raise_again(error);
+    } else {
+        put(&AT(dispatcher, Dispatcher, current), interrupted);
+        if (!IS(operation, PENDING)) failed = finish(st, dispatcher, operation);
+        else if (interrupted == Py_None && has_work(st, dispatcher))
+            failed = done(CALL0(dispatcher, run_queue));
+        if (!failed) result = PyBool_FromLong(!IS(operation, PENDING));
+    }
+    Py_DECREF(interrupted);
 out:
-    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(interrupted); Py_XDECREF(outer);
-    Py_DECREF(engine); Py_DECREF(dispatcher);
+    Py_XDECREF(watched); Py_XDECREF(now);
+    Py_DECREF(dispatcher);
     return result;
+}
+
+/* notifier.Notifier.key_checked, of a check with one operation */
+static int notify_check(State *st, PyObject *purgatory, PyObject *key, int completed) {
+    PyObject *notifier = AT(purgatory, Purgatory, _notifier);
+    if (!is_a(notifier, st->Notifier)) return 0;
+    PyObject *observers = AT(notifier, Notifier, _check_observers);
+    if (observers != NULL && PyList_CheckExact(observers) && PyList_GET_SIZE(observers) == 0)
+        return 0;
+    PyObject *tried = PyLong_FromLong(1), *number = PyLong_FromLong(completed);
+    Py_INCREF(notifier);
+    int failed = tried == NULL || number == NULL
+        || done(CALL(notifier, key_checked, key, tried, number));
+    Py_DECREF(notifier);
+    Py_XDECREF(tried); Py_XDECREF(number);
+    return failed ? -1 : 0;
 }
 
 /* purgatory.Purgatory.check_and_complete(self, key) */
 static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *key = a[1], *result = NULL;
-    PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
-    PyObject *dispatcher = dispatcher_of(st, engine);
+    PyObject *purgatory = a[0], *key = a[1], *result = NULL;
+    PyObject *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *watchers = AT(engine, Engine, watchers);
-    if (!is_whole(st, watchers) || AT(engine, Engine, notifier) != Py_None) return PASS;
+    PyObject *watchers = AT(purgatory, Purgatory, _watchers);
+    if (!is_whole(st, watchers)) return PASS;
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
-    Py_INCREF(engine); Py_INCREF(dispatcher);
+    Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
     Py_DECREF(by_key);
     if (operation == NULL && PyErr_Occurred()) { /* told by the definition */
         PyErr_Clear();
         result = PASS;
-        goto out;
-    }
-    if (AT(dispatcher, Dispatcher, current) != Py_None) {
-        if (done(CALL(engine, check_later, key)) == 0) result = PyLong_FromLong(0);
+    } else if (AT(dispatcher, Dispatcher, current) != Py_None) {
+        if (done(CALL(purgatory, _check_later, key)) == 0) result = PyLong_FromLong(0);
     } else if (operation == NULL) {
         result = PyLong_FromLong(0);
     } else if (!is_made(st, operation) || !IS(operation, PENDING)) {
-        result = CALL(engine, check, key);
+        result = CALL(purgatory, _check_key, key);
     } else {
         put(&AT(dispatcher, Dispatcher, current), operation);
-        int failed = try_once(st, engine, operation, key, 0);
-        PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+        int failed = try_once(st, operation, key, 0), completed = IS(operation, COMPLETED);
+        if (!failed) failed = notify_check(st, purgatory, key, completed);
+        PyObject *error = failed ? PyErr_GetRaisedException() : NULL, *more = NULL;
         put(&AT(dispatcher, Dispatcher, current), Py_None);
-        if (failed) {
-            PyErr_SetRaisedException(error);
-            goto out;
-        }
-        result = PyLong_FromLong(IS(operation, COMPLETED));
-        if (AT(dispatcher, Dispatcher, has_backlog) == Py_True) {
-            PyObject *more = CALL0(dispatcher, run_backlog);
-            Py_XSETREF(result, more == NULL || result == NULL ? NULL : PyNumber_Add(result, more));
-            Py_XDECREF(more);
+        if (error != NULL) {
+            done(CALL0(dispatcher, continue_later));
+            raise_again(error);
+        } else if (!has_work(st, dispatcher)) {
+            result = PyLong_FromLong(completed);
+        } else if ((more = CALL0(dispatcher, run_queue)) != NULL) {
+            PyObject *own = PyLong_FromLong(completed);
+            if (own != NULL) result = PyNumber_Add(own, more);
+            Py_XDECREF(own); Py_DECREF(more);
         }
     }
-out:
-    Py_XDECREF(operation); Py_DECREF(engine); Py_DECREF(dispatcher);
+    Py_XDECREF(operation); Py_DECREF(dispatcher);
     return result;
 }
 
-/* key_check.KeyCheck._try_remaining(self, spent, budget, is_first) */
+/* key_check.KeyCheck._try_remaining(self, spent, budget) */
 static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *check = a[0], *home = is_a(check, st->KeyCheck) ? AT(check, KeyCheck, _home) : NULL;
-    PyObject *dispatcher = is_a(home, st->Engine) ? AT(home, Engine, dispatcher) : NULL;
-    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2]) || !PyBool_Check(a[3]))
-        return PASS;
+    PyObject *dispatcher = is_a(home, st->Purgatory) ? AT(home, Purgatory, _dispatcher) : NULL;
+    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2])) return PASS;
     PyObject *remaining = AT(check, KeyCheck, _remaining), *key = AT(check, KeyCheck, key),
-        *finished = AT(dispatcher, Dispatcher, finished);
+        *queue = AT(dispatcher, Dispatcher, queue);
     if ((!is_a(remaining, &PyListIter_Type) && !is_a(remaining, &PyTupleIter_Type)) || key == NULL
-        || finished == NULL || !is_int(AT(check, KeyCheck, _tries))
-        || !is_int(AT(check, KeyCheck, completed))) return PASS;
+        || queue == NULL || !is_int(AT(check, KeyCheck, _tries))
+        || !is_int(AT(check, KeyCheck, _completed))) return PASS;
     long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
-    if ((spent == -1 || budget == -1) && PyErr_Occurred()) return NULL;
-    Py_INCREF(home); Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key);
-    Py_INCREF(finished);
+    Py_ssize_t queued = PyObject_Size(queue);
+    if (PyErr_Occurred()) return NULL;
+    Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key); Py_INCREF(queue);
     PyObject *operation = NULL, *links = NULL;
     int failed = 0;
-    while (!failed && spent <= budget) {
+    while (!failed && spent <= budget && PyObject_Size(queue) <= queued) {
         Py_XSETREF(operation, PyIter_Next(remaining));
         if (operation == NULL) {
             failed = PyErr_Occurred() != NULL;
@@ -1812,30 +1914,19 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
         if (!IS(operation, PENDING)) continue;
         Py_XSETREF(links, Py_NewRef(links_of(st, operation)));
         put(&AT(dispatcher, Dispatcher, current), operation);
-        failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, home, operation, key, 0);
-        if (!failed && !IS(operation, PENDING)) {
-            if (PyTuple_CheckExact(links)) {
-                PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, links);
-                if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
-                failed = done(steps);
-            }
-            if (!failed && IS(operation, COMPLETED))
-                failed = add_to(&AT(check, KeyCheck, completed), 1);
+        failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, operation, key, 0);
+        if (failed || IS(operation, PENDING)) continue;
+        if (PyTuple_CheckExact(links)) {
+            PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, links);
+            if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
+            failed = done(steps);
         }
-        if (!failed && a[3] == Py_True) {
-            Py_ssize_t deferred = PyObject_Size(finished);
-            if (deferred > 0) {
-                PyObject *left = PyLong_FromLong(budget - spent);
-                PyObject *steps = left ? CALL(dispatcher, finish_batch, left) : NULL;
-                if (steps != NULL) spent += PyLong_AsLong(steps);
-                failed = done(steps);
-                Py_XDECREF(left);
-            } else failed = deferred < 0;
-        }
+        if (!failed && IS(operation, COMPLETED))
+            failed = add_to(&AT(check, KeyCheck, _completed), 1)
+                || add_to(&AT(dispatcher, Dispatcher, completed), 1);
     }
     Py_XDECREF(operation); Py_XDECREF(links);
-    Py_DECREF(home); Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key);
-    Py_DECREF(finished);
+    Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key); Py_DECREF(queue);
     return failed ? NULL : PyLong_FromLong(spent);
 }
 
@@ -1873,7 +1964,7 @@ static const struct {
     "_op_home _op_links _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
     {"watch_lists.Chunk", offsetof(State, WatchListBase), 0, &watch_list_spec,
     "-first -last -size"},
-    {"engine.Engine", offsetof(State, EngineBase), 0, &engine_spec, "completed expired cancelled"},
+    {"purgatory.Purgatory", offsetof(State, PurgatoryBase), 0, &purgatory_spec, "_completed _expired _cancelled"},
     {"watch_lists.Watchers", offsetof(State, WatchersBase), 0, &watchers_spec,
     "pending _extra_keys"},
 };
@@ -1974,7 +2065,7 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
 static PyMethodDef module_methods[] = {
     {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL},
     {"base", module_base, METH_O, NULL},
-    {"constructs", module_constructs, METH_O, NULL}, {"constants", module_constants, METH_O, NULL},
+    {"constants", module_constants, METH_O, NULL},
     {"missing", module_missing, METH_NOARGS, NULL},
     {"twin", (PyCFunction)(void (*)(void))module_twin, METH_FASTCALL, NULL}, {0}};
 

@@ -11,60 +11,68 @@ module can serve one lifespan after another.
 
 from asyncio import current_task, sleep, wait
 from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from purgatory._core import logs
-from purgatory._core.engine import Engine
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import MAX_PER_ITERATION
+from purgatory._core.observers import Cause
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import first_batch, steps_to_leave
+
+if TYPE_CHECKING:
+    from purgatory._core.purgatory import Purgatory
 
 Cancelled = tuple[Operation | None, int]
 """An operation, or None if it has completed instead, and the work that this was, in operations."""
 
 
-async def close(engine: Engine, drain: float) -> list[Operation]:
+async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    engine.closed = engine.has_limits = True
+    purgatory._closed = purgatory._has_limits = True
     try:
-        if drain > 0.0 and not engine.is_idle:
-            engine.idle_waiter = idle = engine.idle_waiter or engine.loop.create_future()
+        if drain > 0.0 and not purgatory._is_idle:
+            purgatory._idle_waiter = idle = (
+                purgatory._idle_waiter or purgatory._loop.create_future()
+            )
             await wait((idle,), timeout=drain)
-        cancelled = await in_batches(cancel_all(engine))
+        cancelled = await in_batches(cancel_all(purgatory))
         if cancelled and drain > 0.0:
-            logs.cancelled_by_drain(engine.name, len(cancelled), drain)
-        await _wait_answered(engine)
+            logs.cancelled_by_drain(purgatory.name, len(cancelled), drain)
+        await _wait_answered(purgatory)
     except BaseException:
-        for _ in cancel_all(engine):
+        for _ in cancel_all(purgatory):
             pass
         raise  # deferred hooks run in the next iterations
     return cancelled
 
 
-async def _wait_answered(engine: Engine) -> None:
+async def _wait_answered(purgatory: "Purgatory[Any]") -> None:
     """Waits until all waiters whose wait has ended are answered."""
-    await engine.dispatcher.wait_for_queued_hooks()
+    dispatcher = purgatory._dispatcher
+    if dispatcher.queue:
+        answered = purgatory._loop.create_future()
+        dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
+        await answered
     here = current_task()
-    while others := [over for over, task in engine.async_waits.items() if task is not here]:
+    while others := [over for over, task in purgatory._async_waits.items() if task is not here]:
         await wait(others)
 
 
-def reopen(engine: Engine) -> None:
+def reopen(purgatory: "Purgatory[Any]") -> None:
     """Reopens a closed purgatory; an open one is unchanged.
 
     Raises:
         PurgatoryClosed: it is still being closed.
         WrongLoop: it is bound to another loop, which is not closed.
     """
-    if engine.closed:
-        engine.bind(f"open {engine.name} again")
-        if not engine.is_idle:
+    if purgatory._closed:
+        purgatory._bind(f"open {purgatory.name} again")
+        if not purgatory._is_idle:
             raise PurgatoryClosed(
-                f"cannot open {engine.name} again: it is being closed, and some still wait in it"
+                f"cannot open {purgatory.name} again: it is being closed, and some still wait in it"
             )
-        engine.closed, engine.has_limits = False, engine.max_pending is not None
-        if engine.notifier is not None:
-            engine.notifier.is_closing = False
+        purgatory._closed, purgatory._has_limits = False, purgatory._max_pending is not None
 
 
 async def in_batches(cancelling: Iterable[Cancelled]) -> list[Operation]:
@@ -82,22 +90,20 @@ async def in_batches(cancelling: Iterable[Cancelled]) -> list[Operation]:
     return cancelled
 
 
-def cancel_all(engine: Engine) -> Iterator[Cancelled]:
+def cancel_all(purgatory: "Purgatory[Any]") -> Iterator[Cancelled]:
     """Ends all pending operations of a purgatory, one at each step."""
-    if engine.notifier is not None:
-        engine.notifier.is_closing = True
-    for waiting in list(engine.by_key.values()):
+    for waiting in list(purgatory._by_key.values()):
         while found := first_batch(waiting):
-            yield from _cancel_each(found)
+            yield from _cancel_each(found, Cause.CLOSED)
 
 
-def cancel_key(engine: Engine, key: Hashable) -> Iterator[Cancelled]:
+def cancel_key(purgatory: "Purgatory[Any]", key: Hashable) -> Iterator[Cancelled]:
     """Ends the operations that watch `key`, one at each step."""
-    while found := engine.watchers.first_operations(key):
-        yield from _cancel_each(found)
+    while found := purgatory._watchers.first_operations(key):
+        yield from _cancel_each(found, Cause.CANCELLED)
 
 
-def _cancel_each(operations: list[Operation]) -> Iterator[Cancelled]:
+def _cancel_each(operations: list[Operation], cause: Cause) -> Iterator[Cancelled]:
     for operation in operations:
         links = operation._op_links
-        yield operation if cancel(operation) else None, steps_to_leave(links)
+        yield operation if cancel(operation, cause) else None, steps_to_leave(links)

@@ -19,10 +19,9 @@ from asyncio import Event, InvalidStateError, current_task, get_running_loop, is
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from purgatory._core.arguments import describe
-from purgatory._core.engine import Engine
 from purgatory._core.errors import OperationCancelled, OperationTimeout
 from purgatory._core.failure import Failure
 from purgatory._core.loop import running_loop
@@ -38,22 +37,15 @@ from purgatory._core.operation import (
 from purgatory._core.states import CANCELLED, EXPIRED, PENDING
 from purgatory._core.timeouts import Timeout
 
+if TYPE_CHECKING:
+    from purgatory._core.purgatory import Purgatory
+
 T = TypeVar("T")
 
 NO_VALUE: Final[Any] = object()
 
 _PLAIN: Final = frozenset({bool, type(None), int, float, str, bytes, list, tuple, dict, set})
 """Types whose values are not awaitable; `inspect.isawaitable` costs more than most predicates."""
-
-
-class Waiting(Protocol):
-    """The `Purgatory` that a wait belongs to."""
-
-    _engine: Engine
-
-    def try_complete_else_watch(self, operation: Any, keys: Iterable[Hashable], /) -> bool: ...
-    def check_and_complete(self, key: Hashable, /) -> int: ...
-    async def wait(self, operation: Any, keys: Iterable[Hashable], /) -> Any: ...
 
 
 class Condition(DelayedOperation[T | None]):
@@ -126,7 +118,7 @@ class Receiver(DelayedOperation[Any]):
 
 
 async def wait_for(
-    purgatory: Waiting,
+    purgatory: "Purgatory[Any]",
     predicate: Callable[[], Any],
     keys: Iterable[Hashable],
     timeout: float | None,
@@ -146,7 +138,7 @@ async def wait_for(
         if condition.recheck is None and not has_result(condition):
             await add_owner(condition)
         if condition.recheck is not None:
-            return await _until_true(purgatory._engine, condition, condition.recheck, timeout)
+            return await _until_true(purgatory, condition, condition.recheck, timeout)
         if condition._op_state is EXPIRED:
             raise _end_error(condition, timeout)
         return condition.result()
@@ -163,26 +155,27 @@ async def wait_for(
 
 
 def _give_back(
-    purgatory: Waiting, condition: Condition[T], give_back: Callable[[Any], object]
+    purgatory: "Purgatory[Any]", condition: Condition[T], give_back: Callable[[Any], object]
 ) -> None:
     """Gives back the value that a wait has taken and cannot return, and has the keys checked, so
     that the next waiter gets it."""
-    engine = purgatory._engine
     value, condition.value = condition.value, None
     try:
         give_back(value)
     except BaseException as error:
-        engine.report(f"give_back of {describe(condition)} raised", error)
-    if running_loop() is engine.loop:  # else the coroutine is being closed, after its loop
+        purgatory._report(f"give_back of {describe(condition)} raised", error)
+    if running_loop() is purgatory._loop:  # else the coroutine is being closed, after its loop
         for key in condition.keys:
             try:
                 purgatory.check_and_complete(key)
             except Exception as error:
-                engine.report(f"cannot check {describe(key)}, as its value was given back", error)
+                purgatory._report(
+                    f"cannot check {describe(key)}, as its value was given back", error
+                )
 
 
 async def _until_true(
-    engine: Engine, condition: Condition[T], recheck: Event, allowed: float | None
+    purgatory: "Purgatory[Any]", condition: Condition[T], recheck: Event, allowed: float | None
 ) -> T:
     """Awaits the result of the predicate, and calls it again after each check, until it is
     true."""
@@ -190,7 +183,7 @@ async def _until_true(
     value: Any = None
     limit = Timeout(None)
     over, ended = loop.create_future(), loop.create_future()
-    engine.async_waits[over] = current_task()
+    purgatory._async_waits[over] = current_task()
     try:
         async with limit:
 
@@ -218,7 +211,7 @@ async def _until_true(
             raise
         raise _end_error(condition, allowed) from None
     finally:
-        del engine.async_waits[over]
+        del purgatory._async_waits[over]
         over.set_result(None)
     if not value:
         raise _end_error(condition, allowed)
@@ -247,7 +240,7 @@ def _discard(awaitable: object) -> None:
         awaitable.cancel()
 
 
-async def receive(purgatory: Waiting, key: Hashable, timeout: float | None) -> Any:
+async def receive(purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None) -> Any:
     """`Purgatory.receive`."""
     receiver = Receiver(key, timeout)
     return _received(receiver, await purgatory.wait(receiver, (key,)), timeout)
@@ -284,7 +277,7 @@ class Reply:
 
     __slots__ = ("_purgatory", "_receiver", "_timeout")
 
-    def __init__(self, purgatory: Waiting, key: Hashable, timeout: float | None) -> None:
+    def __init__(self, purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None) -> None:
         self._purgatory = purgatory
         self._receiver = Receiver(key, timeout)
         self._timeout = timeout

@@ -76,13 +76,6 @@ def fields(cls: C) -> C:
     return cls
 
 
-def constructs(cls: type) -> None:
-    """Has C construct the instances of a class of operations: as `type.__call__`, but without a
-    tuple of the arguments."""
-    if _kernel is not None:
-        _kernel.constructs(cls)
-
-
 def _name(value: Any) -> str:
     return f"{value.__module__.rpartition('.')[2]}.{value.__qualname__}"
 

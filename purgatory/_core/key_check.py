@@ -14,28 +14,20 @@ depends only on the operations that it tries. Operations removed meanwhile are n
 added meanwhile are tried last.
 """
 
-from collections import deque
 from collections.abc import Hashable, Iterator
 from contextvars import Context, copy_context
 from operator import length_hint
-from typing import Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from purgatory._core.dispatcher import Check
 from purgatory._core.kernel import compiled, fields
-from purgatory._core.operation import Home, Operation, try_once
+from purgatory._core.operation import Operation, try_once
 from purgatory._core.states import COMPLETED, PENDING
 from purgatory._core.watch_lists import Chunk, as_tuple, steps_to_leave
 
+if TYPE_CHECKING:
+    from purgatory._core.purgatory import Purgatory
+
 _EMPTY: Final[Iterator[Operation]] = iter(())
-
-
-class CheckedHome(Home, Protocol):
-    """The interface of a purgatory for a check of a key."""
-
-    by_key: dict[Hashable, Operation | Chunk]
-
-    def discard_check(self, check: "KeyCheck") -> None:
-        """Called when a check is over."""
 
 
 @final
@@ -44,58 +36,49 @@ class KeyCheck:
     """A check of a key: queued, in progress, or done.
 
     Attributes:
-        completed: how many operations it has completed.
-        context: the context of the code that requested it.
         has_begun: whether the iteration over the watch list has begun.
         is_done: whether it is over.
     """
 
     __slots__ = (
         "_chunk",
-        "_completed_before",
+        "_completed",
+        "_context",
         "_home",
         "_late_joiners",
-        "_queue",
         "_recheck_context",
         "_remaining",
         "_tries",
-        "completed",
-        "context",
         "has_begun",
         "is_done",
         "key",
     )
 
-    def __init__(self, home: CheckedHome, key: Hashable, queue: deque[Check]) -> None:
+    def __init__(self, home: "Purgatory[Any]", key: Hashable) -> None:
         self._home = home
         self.key = key
-        self._queue = queue
-        """The queue that it is in while there is more to do."""
-        self.context = copy_context()
-        self.completed = 0
         self.is_done = False
-        self._reset()
+        self._begin(copy_context())
 
-    def _reset(self) -> None:
-        """Prepares a check in which no operation has been tried yet."""
-        self._completed_before = self.completed
-        """The value of `completed` when it last began."""
+    def _begin(self, context: Context) -> None:
+        """Prepares a check in which no operation has been tried yet, in the context of the code
+        that requested it."""
+        self._context = context
         self.has_begun = False
         self._remaining = _EMPTY
-        """The operations of the current chunk that are not tried yet."""
+        """Operations of the current chunk that are not tried yet."""
         self._chunk: Chunk | None = None
         """The current chunk."""
         self._late_joiners: list[Operation] = []
         """Operations that joined a chunk which was iterated over already."""
-        self._tries = 0
-        """How many operations were tried."""
+        self._tries = self._completed = 0
+        """Operations that were tried, and that were completed."""
         self._recheck_context: Context | None = None
         """The context of the code that requested a recheck."""
 
-    def enqueue(self) -> None:
+    def defer(self) -> None:
         """Queues the check in the dispatcher."""
-        self._queue.append(self)
-        self._home.dispatcher.has_backlog = True
+        self._home._dispatcher.defer(self.run, self._context)
 
     def request_recheck(self) -> None:
         """Requests a check of the key: this one, or if it has begun, once more."""
@@ -120,42 +103,43 @@ class KeyCheck:
     def run(self, budget: int) -> int:
         """Tries operations for up to `budget` steps, and queues itself again if there are more.
         Returns how many steps it took."""
-        dispatcher = self._home.dispatcher
-        spent = 1
-        # An operation that a try claims is finished before the next try, unless a backlog runs in
-        # its own iterations.
-        is_first = not dispatcher.finished
+        dispatcher, spent = self._home._dispatcher, 1
+        queue, queued = dispatcher.queue, len(dispatcher.queue)
         try:
-            while spent <= budget:
-                spent = self._try_remaining(spent, budget, is_first)
-                if spent <= budget and not self._next_chunk():
-                    break
+            # A try that has caused work is followed by that work.
+            while (
+                spent <= budget
+                and len(queue) == queued
+                and (length_hint(self._remaining) or self._next_chunk())
+            ):
+                spent = self._try_remaining(spent, budget)
         finally:
-            dispatcher.current = None
+            dispatcher.current = self
             if length_hint(self._remaining) or self._late_joiners or self._has_next_chunk():
-                self.enqueue()
+                self.defer()
             else:
                 self._end()
         return spent
 
     @compiled
-    def _try_remaining(self, spent: int, budget: int, is_first: bool) -> int:
-        """Tries operations of the current chunk while `spent` is within the budget; returns the new
-        `spent`."""
-        home, dispatcher = self._home, self._home.dispatcher
+    def _try_remaining(self, spent: int, budget: int) -> int:
+        """Tries operations of the current chunk, while `spent` is within the budget and no work is
+        queued; returns the new `spent`."""
+        dispatcher = self._home._dispatcher
+        queue, queued = dispatcher.queue, len(dispatcher.queue)
         for operation in self._remaining:
             spent += 1
             if operation._op_state is PENDING:
                 links = operation._op_links
                 self._tries += 1
                 dispatcher.current = operation
-                try_once(home, operation, self.key)
+                try_once(operation, self.key)
                 if operation._op_state is not PENDING:
                     spent += steps_to_leave(links) - 1
-                    self.completed += operation._op_state is COMPLETED
-                if is_first and dispatcher.finished:
-                    spent += dispatcher.finish_batch(budget - spent)
-            if spent > budget:
+                    if operation._op_state is COMPLETED:
+                        self._completed += 1
+                        dispatcher.completed += 1
+            if spent > budget or len(queue) > queued:
                 break
         return spent
 
@@ -177,7 +161,7 @@ class KeyCheck:
         return bool(found)
 
     def _first_chunk(self) -> list[Operation]:
-        first = self._home.by_key.get(self.key)
+        first = self._home._by_key.get(self.key)
         if type(first) is not Chunk:
             return [] if first is None else [first]
         self._chunk = first
@@ -186,14 +170,12 @@ class KeyCheck:
         return list(self._chunk)
 
     def _end(self) -> None:
-        tries, completed = self._tries, self.completed - self._completed_before
+        tries, completed, notifier = self._tries, self._completed, self._home._notifier
         if self._recheck_context is not None:
-            self.context = self._recheck_context
-            self._reset()
-            self.enqueue()
+            self._begin(self._recheck_context)
+            self.defer()
         else:
             self.is_done = True
-            self._home.discard_check(self)
-        notifier = self._home.notifier
-        if tries and notifier is not None and notifier.wants_checks:
-            notifier.checked(self.key, tries, completed)
+            self._home._checks.pop(self.key, None)
+        if tries and notifier is not None:
+            notifier.key_checked(self.key, tries, completed)

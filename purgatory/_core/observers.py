@@ -13,9 +13,9 @@ observers; you may write your own.
 Observers run on the loop and block it: only record the event, and process it later or in a thread.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from purgatory._core.arguments import describe
 from purgatory._core.states import OperationState
@@ -80,13 +80,12 @@ class Observer(Protocol):
     """Is notified of events in a purgatory. Work that it causes there runs when it has returned,
     as with the hooks of operations. Its exceptions go to the loop's exception handler.
 
-    An event costs half a microsecond, a check a tenth. An observer whose `key_checked` is the one
-    of this class is not notified of checks. There are two cheaper forms, which receive less:
-    `FieldsObserver` and `WaitObserver`, in this module.
+    An observer whose `key_checked` is the one of this class is not notified of checks.
 
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once
     for each operation, in the context of the code that watches it, after its first try: before
-    `operation_ended`, or when it begins to wait.
+    `operation_ended`, or when it begins to wait. For a wait of a `ThresholdPurgatory`, which is not
+    an operation, only the identity of the argument is defined.
     """
 
     def operation_ended(self, ended: Ended) -> None:
@@ -94,35 +93,6 @@ class Observer(Protocol):
 
     def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
         """Called once for each check that found waiters, when all have been tried."""
-
-
-Fields = tuple[Any, ...]
-"""The fields of an `Ended`, in its order."""
-
-
-class FieldsObserver(Observer, Protocol):
-    """A cheaper observer, which receives the fields of an `Ended` as a plain tuple."""
-
-    def ended_fields(self, fields: Fields) -> None:
-        """Called in place of `operation_ended`, at a third of the cost."""
-
-
-class WaitObserver(Observer, Protocol):
-    """A still cheaper observer, which receives only the duration of most waits."""
-
-    def completed_by_key(self, purgatory: str, kind: str) -> Callable[[float], object]:
-        """Called once for a purgatory and a kind of operation. Its result is called with a
-        number of seconds, in place of `operation_ended`, for each operation that was completed by a
-        check of a key, at its second try."""
-        ...
-
-
-class StartObserver(Observer, Protocol):
-    """An observer that is also notified of starts. For a wait of a `ThresholdPurgatory`, which is
-    not an operation, only the identity of the argument is defined."""
-
-    def operation_started(self, operation: Any) -> None:
-        """Called once for each operation of which `operation_ended` will be called."""
 
 
 def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer, ...]:
@@ -142,11 +112,6 @@ def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer,
                     f"{describe(observer)}"
                 )
     return several
-
-
-def with_method(observers: Sequence[Observer], method: str) -> tuple[Any, ...]:
-    """The observers that have an optional method, which their protocol names."""
-    return tuple([observer for observer in observers if hasattr(observer, method)])
 
 
 def overrides_key_checked(observer: Observer) -> bool:

@@ -17,36 +17,44 @@ the code here.
 
 Every change of state goes through `claim`, which returns True to exactly one caller. So user code
 never sees an ended operation that is still in a list. The code that tries an operation also
-finishes it, even if a hook has claimed it meanwhile. Code that claims an operation that is not
-being tried finishes it at once, or, within a hook, when that hook has returned: see `dispatcher`.
+finishes it, even if a hook has claimed it meanwhile. Code that claims another operation finishes it
+at once, or, within a hook, when that hook has returned: see `dispatcher`. To finish an operation
+twice does nothing.
 
 The steps are functions, not methods, and private attributes begin with `_op_`, because the other
-names of a class that users subclass belong to them. `Home` is their interface to a purgatory.
+names of a class that users subclass belong to them.
 
 Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is
 `Future`, whose `result` and whose handling of exceptions are the same.
 """
 
 from abc import ABC, abstractmethod
-from asyncio import Future, InvalidStateError, get_running_loop
+from asyncio import AbstractEventLoop, Future, InvalidStateError, get_running_loop
 from collections.abc import Generator, Hashable
 from contextlib import suppress
+from contextvars import Context
 from inspect import iscoroutinefunction
 from math import inf, isinf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.dispatcher import Dispatcher, running_dispatcher
+from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationCancelled, WrongLoop
 from purgatory._core.failure import Failure
-from purgatory._core.kernel import compiled, constants, constructs, fields
+from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import report, running_loop
-from purgatory._core.notifier import OperationNotifier, Record
+from purgatory._core.notifier import NO_KEY, Record
 from purgatory._core.observers import Cause
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 
+if TYPE_CHECKING:
+    from purgatory._core.purgatory import Purgatory
+
 R_co = TypeVar("R_co", covariant=True)
+
+EXITS: Final = (SystemExit, KeyboardInterrupt)
+"""Raised out of the loop, as by asyncio's tasks."""
 
 
 NO_RESULT: Final[Any] = object()
@@ -54,32 +62,6 @@ NO_RESULT: Final[Any] = object()
 
 UNWATCHED: Final[Any] = object()
 """The links of an operation that is in no watch list."""
-
-NO_KEY: Final[Any] = object()
-"""In place of a key, which may be None."""
-
-
-class Home(Protocol):
-    """The interface of a purgatory for its operations."""
-
-    loop: Any
-    dispatcher: Dispatcher
-    notifier: OperationNotifier | None
-    """Notifies the observers, if there are any."""
-
-    def bind(self, action: str, value: object) -> None:
-        """Raises `WrongLoop` if the purgatory is bound to another loop."""
-
-    def claim(self, operation: "Operation", state: OperationState) -> bool:
-        """The function `claim` for an operation that was given to this purgatory."""
-        ...
-
-    def expire(self, operation: "Operation") -> int:
-        """Ends an operation whose deadline has come; returns how much work that was."""
-        ...
-
-    def report(self, message: str, error: BaseException | None) -> None:
-        """Passes an error in user code to the loop's exception handler. Does not raise."""
 
 
 @fields
@@ -100,7 +82,7 @@ class OperationSlots(TimerEntry):
 
     _op_state: OperationState
     _op_timeout: float | None
-    _op_home: Home | None
+    _op_home: "Purgatory[Any] | None"
     _op_links: object  # `watch_lists.WatchLinks`; an object has no attributes to misspell
     _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
     _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
@@ -168,24 +150,8 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         self._op_timeout = timeout if is_positive else None
         self._timer_deadline = deadline if timeout is None else None if is_positive else -inf
 
-    _op_is_known: ClassVar[bool] = False
-    """Whether a purgatory has checked that operations of this class are told apart by identity."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._op_is_known = False
-        cls._op_require_identity()
-        constructs(cls)
-
-    @classmethod
-    def _op_require_identity(cls) -> None:
-        """Raises `TypeError` if two operations of this class may be equal, which a decorator may
-        cause at any time."""
-        if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
-            raise TypeError(
-                f"{cls.__name__} defines __eq__ or __hash__, but operations are told apart by "
-                "identity"
-            )
+    _op_checked: ClassVar[type | None] = None
+    """The class, once a purgatory has checked that its operations are told apart by identity."""
 
     # -- for subclasses
 
@@ -226,14 +192,13 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         home = self._op_home
-        if home is None or running_loop() is not home.loop:
+        if home is None or running_loop() is not home._loop:
             check_loop(self, "complete")
-        dispatcher = running_dispatcher() if home is None else home.dispatcher
-        is_tried = dispatcher.current is self or dispatcher.is_being_tried(self)
-        if not (claim(self, COMPLETED) if home is None else home.claim(self, COMPLETED)):
+        dispatcher = _dispatcher_here(self) if home is None else home._dispatcher
+        if not claim(self, COMPLETED):
             return False
-        if not is_tried:  # else the code that tries it runs the hooks
-            dispatcher.finish(self)
+        if dispatcher.current is not self:  # else the code that tries it runs the hooks
+            dispatcher.perform(self._op_finish)
         return True
 
     def cancel(self) -> bool:
@@ -302,14 +267,14 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
             del self
 
     @compiled
-    def _op_finish(self) -> None:
+    def _op_finish(self, budget: int = 0) -> None:  # noqa: ARG002 - it takes one step
         finish(self)
 
     @compiled
     def _timer_expired(self) -> int:
         home = self._op_home
         assert home is not None
-        return home.expire(self)
+        return home._expire(self)
 
     def _op_is_decided(self) -> bool:
         """Whether the outcome is decided, though it has not ended: then it completes rather than
@@ -335,9 +300,6 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
 Operation = DelayedOperation[Any]
 
-state_slot: Final[Any] = cast(Any, DelayedOperation)._op_state
-"""Reads the state as it is stored, whatever attributes a subclass makes up."""
-
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -350,39 +312,34 @@ else:
 
 
 @compiled
-def try_once(home: Home, operation: Operation, key: Hashable, is_last: bool = False) -> None:
+def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> None:
     """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
     it has ended.
 
     Args:
-        home: the purgatory that it waits in.
-        operation: a pending one. It may have ended just now: a finalizer may run anywhere.
+        operation: a pending one.
         key: the key that is checked; `NO_KEY` without one.
         is_last: whether it expires if it does not complete.
     """
-    was_tried = operation._op_state is PENDING and (
-        operation._op_owner is None or not owner_has_left(operation)
-    )
-    if was_tried:
-        try:
-            if operation.try_complete() and operation._op_state is PENDING:
-                raise not_completed(operation)
-        except BaseException as error:
-            try_failed(operation, error)
-        if is_last:
-            home.claim(operation, EXPIRED)
-    is_pending = operation._op_state is PENDING
-    if not is_pending:
-        run_hooks(operation)
     record = operation._op_record
-    if record is None or home.notifier is None:
-        return
-    if is_pending:
-        record.failed_tries = (record.failed_tries or 0) + 1
-    elif was_tried:
-        home.notifier.ended(operation, Cause.DEADLINE if key is NO_KEY else Cause.KEY, key)
-    else:
-        home.notifier.ended(operation)
+    try:
+        if operation._op_owner is None or not owner_has_left(operation):
+            try:
+                if operation.try_complete() and operation._op_state is PENDING:
+                    raise not_completed(operation)
+            except BaseException as error:
+                try_failed(operation, error)
+            if record is not None:
+                if operation._op_state is COMPLETED:
+                    record.cause = Cause.DEADLINE if key is NO_KEY else Cause.KEY
+                else:
+                    record.failed_tries += 1
+                record.key = NO_KEY if operation._op_state is PENDING else key
+            if is_last:
+                claim(operation, EXPIRED, Cause.DEADLINE)
+    finally:
+        if operation._op_state is not PENDING:
+            finish(operation)
 
 
 def owner_has_left(operation: Operation) -> bool:
@@ -411,77 +368,74 @@ def not_completed(operation: Operation) -> TypeError:
 def try_failed(operation: Operation, error: BaseException) -> None:
     """Ends an operation whose `try_complete` raised: it is cancelled, and the exception is its
     result."""
-    if claim(operation, CANCELLED):
-        try:
-            _set_exception(operation, error)
-        finally:
-            wake_waiters(operation)
+    if claim(operation, CANCELLED, Cause.FAILED):
+        _set_exception(operation, error)
+        wake_waiters(operation)
         return
     # It was claimed before it raised, so its outcome does not change.
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):
-        _pass_on(operation, error)
+    if isinstance(error, EXITS):
+        raise error
     if operation._op_home is not None:
-        operation._op_home.report(f"try_complete of {describe(operation)} raised", error)
+        operation._op_home._report(f"try_complete of {describe(operation)} raised", error)
 
 
 # -- ending
 
 
-def claim(operation: Operation, state: OperationState) -> bool:
+def claim(operation: Operation, state: OperationState, cause: Cause | None = None) -> bool:
     """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if
-    another call was first."""
+    another call was first. Observers are notified of `cause`."""
     if operation._op_state is not PENDING:
         return False
+    if cause is not None and operation._op_record is not None:
+        operation._op_record.cause = cause
     if operation._op_home is not None:
-        return operation._op_home.claim(operation, state)
+        return operation._op_home._claim(operation, state)
     operation._op_state = state
     return True
 
 
 @compiled
-def cancel(operation: Operation) -> bool:
+def cancel(operation: Operation, cause: Cause = Cause.CANCELLED) -> bool:
     """Cancels an operation; one whose outcome is decided already completes instead. False if it was
     not cancelled."""
-    if operation._op_is_decided():
-        operation.force_complete()
-        return False
-    if not claim(operation, CANCELLED):
-        return False
-    _answer_cancelled(operation)
-    return True
+    return _end_early(operation, NO_RESULT, cause)
 
 
 def fail(operation: Operation, exception: BaseException) -> bool:
     """As `cancel`, with `exception` as the result."""
+    failure = Failure(exception)
+    failure.retrieved = True  # who ends it so knows the exception
+    return _end_early(operation, failure, Cause.FAILED)
+
+
+def _end_early(operation: Operation, result: Any, cause: Cause) -> bool:
     if operation._op_is_decided():
         operation.force_complete()
         return False
-    if not claim(operation, CANCELLED):
+    if not claim(operation, CANCELLED, cause):
         return False
-    operation._op_result = failure = Failure(exception)
-    failure.retrieved = True  # who ends it so knows the exception
-    _answer_cancelled(operation)
-    return True
-
-
-def _answer_cancelled(operation: Operation) -> None:
-    """Wakes the tasks that await an operation that was cancelled; its observers follow."""
+    operation._op_result = result
     wake_waiters(operation)
     home = operation._op_home
     if (
         operation._op_record is not None
         and home is not None
-        and not home.dispatcher.is_being_tried(operation)
+        and home._dispatcher.current is not operation
     ):
-        home.dispatcher.finish(operation)
+        home._dispatcher.perform(operation._op_finish)
+    return True
 
 
 def finish(operation: Operation) -> None:
-    """Runs the remaining steps of an operation that was claimed."""
-    run_hooks(operation)
-    home = operation._op_home
-    if home is not None and home.notifier is not None:
-        home.notifier.ended(operation)
+    """Runs the remaining steps of an operation that was claimed; if they have run, does nothing."""
+    try:
+        run_hooks(operation)
+    finally:
+        record, home = operation._op_record, operation._op_home
+        if record is not None and home is not None and home._notifier is not None:
+            operation._op_record = None
+            home._notifier.operation_ended(operation, record, home._time())
 
 
 @compiled
@@ -504,35 +458,40 @@ def run_hooks(operation: Operation) -> None:
 
 
 def _set_exception(operation: Operation, error: BaseException) -> None:
-    """Makes the exception of a hook the result; a second one is reported instead. Exits are passed
-    on as well."""
+    """Makes the exception of a hook the result; a second one is reported instead. Raises an
+    exit."""
     if type(operation._op_result) is Failure:
         report(get_running_loop(), f"a second hook of {describe(operation)} raised", error)
     else:
-        operation._op_result = failure = Failure.of_hook(error)
-        if operation._op_waiters is None and operation._op_owner is None:
-            _report_unretrieved(operation, failure)
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        operation._op_result = Failure.of_hook(error)
+        _check_retrieved_later(operation)
+    if isinstance(error, EXITS):
         wake_waiters(operation)
-        _pass_on(operation, error)
+        raise error
 
 
-def _pass_on(operation: Operation, error: BaseException) -> NoReturn:
-    """Raises an exit; the remaining steps of the operation follow in the next iteration."""
-    running_dispatcher().defer(operation)
-    running_dispatcher().continue_later()
-    raise error
+def _check_retrieved_later(operation: Operation) -> None:
+    """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
+    that a task which begins to await the operation in the next iteration can retrieve it."""
+    if _is_unretrieved(operation) and (loop := running_loop()) is not None:
+        loop.call_soon(loop.call_soon, _report_unretrieved, loop, operation, context=Context())
 
 
-def _report_unretrieved(operation: Operation, failure: Failure) -> None:
-    """Reports an exception that is not retrieved within two iterations of the loop.
+def _is_unretrieved(operation: Operation) -> bool:
+    return (
+        type(operation._op_result) is Failure
+        and not operation._op_result.retrieved
+        and not operation._op_waiters
+        and operation._op_owner is None
+    )
 
-    So a task that begins to await the operation in this iteration or the next can retrieve it.
-    """
-    with suppress(RuntimeError):  # there is no loop to report to
-        get_running_loop()
-        running_dispatcher().report_unretrieved(
-            f"a hook of {describe(operation)} raised, and no task awaits it", failure
+
+def _report_unretrieved(loop: AbstractEventLoop, operation: Operation) -> None:
+    if _is_unretrieved(operation):
+        report(
+            loop,
+            f"a hook of {describe(operation)} raised, and no task awaits it",
+            operation._op_result.exception,
         )
 
 
@@ -546,24 +505,26 @@ def has_result(operation: Operation) -> bool:
 
 def add_waiter(operation: Operation) -> "Future[None]":
     """A future that is done when the operation has a result."""
-    future: Future[None] = get_running_loop().create_future()
-    waiters = operation._op_waiters
+    future, waiters = _new_future(operation), operation._op_waiters
     if waiters is None:
         operation._op_waiters = future  # a dictionary of one takes 200 bytes
     elif type(waiters) is dict:
         waiters[future] = None
     else:
         operation._op_waiters = {cast("Future[None]", waiters): None, future: None}
-    if has_result(operation):  # ended by a finalizer while the future was made
-        wake_waiters(operation)
     return future
 
 
 def add_owner(operation: Operation) -> "Future[None]":
     """A future that is done when the operation has a result, for the task that it belongs to."""
-    operation._op_owner = future = get_running_loop().create_future()
-    if has_result(operation):  # ended by a finalizer while the future was made
-        wake_waiters(operation)
+    operation._op_owner = future = _new_future(operation)
+    return future
+
+
+def _new_future(operation: Operation) -> "Future[None]":
+    future: Future[None] = get_running_loop().create_future()
+    if has_result(operation):  # a finalizer has cancelled it meanwhile
+        future.set_result(None)
     return future
 
 
@@ -574,7 +535,7 @@ def remove_waiter(operation: Operation, future: "Future[None]") -> None:
         operation._op_waiters = None
     elif type(waiters) is dict:
         waiters.pop(future, None)
-    _report_if_unretrieved(operation)
+    _check_retrieved_later(operation)
 
 
 @compiled
@@ -603,22 +564,11 @@ def abandon(operation: Operation) -> None:
     """Cancels an operation whose owner, a task that waited for it, has ended."""
     operation._op_owner = None
     if operation._op_state is not PENDING:
-        _report_if_unretrieved(operation)
+        _check_retrieved_later(operation)
         return
     with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
         check_loop(operation, "cancel")
         cancel(operation)
-
-
-def _report_if_unretrieved(operation: Operation) -> None:
-    failure = operation._op_result
-    if (
-        type(failure) is Failure
-        and not failure.retrieved
-        and not operation._op_waiters
-        and operation._op_owner is None
-    ):
-        _report_unretrieved(operation, failure)
 
 
 def _no_result_error(operation: Operation) -> Exception:
@@ -632,14 +582,22 @@ def _no_result_error(operation: Operation) -> Exception:
     )
 
 
+def _dispatcher_here(operation: Operation) -> Dispatcher:
+    """The dispatcher of the running loop, for an operation that was never watched."""
+    loop = running_loop()
+    if loop is None:
+        raise WrongLoop(f"cannot complete {describe(operation)}: no event loop is running here")
+    return dispatcher_of(loop)
+
+
 def check_loop(operation: Operation, action: str) -> None:
     """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await
     it."""
     home, waiters = operation._op_home, operation._op_waiters
     loop = running_loop()
     if home is not None:
-        if loop is not home.loop:
-            home.bind(action + " {}", operation)
+        if loop is not home._loop:
+            home._bind(action + " {}", operation)
     elif waiters is not None:
         first = next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)
         awaited_on = first.get_loop()
@@ -650,5 +608,5 @@ def check_loop(operation: Operation, action: str) -> None:
             )
 
 
-constants(NO_RESULT=NO_RESULT, UNWATCHED=UNWATCHED, NO_KEY=NO_KEY)
+constants(NO_RESULT=NO_RESULT, UNWATCHED=UNWATCHED)
 constants(_set_exception=_set_exception, try_failed=try_failed, not_completed=not_completed)

@@ -5,11 +5,12 @@ Kafka's `DelayedOperationPurgatory` tries twice where this tries once: on one th
 between the check and the watch, and work that the check itself causes is deferred until after it.
 """
 
+from asyncio import Future, Task
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast, final, overload
-from warnings import warn
 
-from purgatory._core import conditions
+from purgatory._core import conditions, logs
 from purgatory._core.arguments import (
     check_drain,
     check_limit,
@@ -18,28 +19,50 @@ from purgatory._core.arguments import (
     require_exception,
 )
 from purgatory._core.closing import cancel_key, close, in_batches, reopen
-from purgatory._core.engine import Engine
+from purgatory._core.dispatcher import Dispatcher, dispatcher_of
+from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
+from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.kernel import compiled, fields
 from purgatory._core.key_check import KeyCheck
-from purgatory._core.loop import running_loop
+from purgatory._core.loop import (
+    MAX_PER_ITERATION,
+    REGISTRATIONS_PER_STEP,
+    UNBOUND,
+    raise_later,
+    report,
+    running_loop,
+)
 from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.notifier import Record
-from purgatory._core.observers import Observer
+from purgatory._core.notifier import NO_KEY, Notifier, Record
+from purgatory._core.observers import Cause, Observer, observers_of
 from purgatory._core.operation import (
+    NO_RESULT,
+    UNWATCHED,
     DelayedOperation,
     Op,
+    Operation,
     abandon,
     add_owner,
     cancel,
+    check_loop,
+    claim,
     fail,
     has_result,
     not_completed,
     try_failed,
     try_once,
 )
-from purgatory._core.states import COMPLETED, PENDING
+from purgatory._core.states import COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._core.watch_lists import Chunk, Keys, unique_keys
+from purgatory._core.watch_lists import (
+    Chunk,
+    Keys,
+    Watchers,
+    WatchLinks,
+    keys_of,
+    steps_to_leave,
+    unique_keys,
+)
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
 R = TypeVar("R")
@@ -54,7 +77,7 @@ class Purgatory(Generic[Op]):
 
     Bound to the running event loop at first use; every method but the `..._threadsafe` ones belongs
     on its thread. As an async context manager it is closed on exit, and may be entered again.
-    Dropping it while operations wait warns with `ResourceWarning`; they still complete or expire.
+    The operations that wait keep it alive.
 
     Args:
         name: for errors, logs and statistics.
@@ -69,7 +92,31 @@ class Purgatory(Generic[Op]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = ("__weakref__", "_engine")
+    __slots__ = (
+        "__weakref__",
+        "_async_waits",
+        "_by_key",
+        "_cancelled",
+        "_checks",
+        "_closed",
+        "_completed",
+        "_dispatcher",
+        "_expired",
+        "_has_limits",
+        "_idle_waiter",
+        "_inbox",
+        "_log_limit",
+        "_loop",
+        "_loop_wheel",
+        "_max_pending",
+        "_missed_triggers",
+        "_notifier",
+        "_recent_missed_triggers",
+        "_time",
+        "_watchers",
+        "_wheel",
+        "name",
+    )
 
     def __init__(
         self,
@@ -81,7 +128,40 @@ class Purgatory(Generic[Op]):
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
         check_limit("max_pending", max_pending)
-        self._engine = Engine(name, LoopTimingWheel(tick, wheel_size), max_pending, observer)
+        self.name = name
+        self._max_pending = max_pending
+        self._loop_wheel = loop_wheel = LoopTimingWheel(tick, wheel_size)
+        observers = observers_of(observer)
+        self._watchers = Watchers()
+        loop_wheel.on_idle = self._on_wheel_idle
+        # Saves the hot paths a second attribute look-up.
+        self._wheel = loop_wheel.wheel
+        self._by_key = self._watchers.by_key
+        self._loop: Any = UNBOUND
+        self._time = loop_wheel.time
+        self._dispatcher: Dispatcher = UNBOUND
+        self._closed = False
+        self._has_limits = max_pending is not None
+        """Whether a limit or `closed` may forbid operations to wait."""
+        self._completed = self._expired = self._cancelled = self._missed_triggers = 0
+        self._recent_missed_triggers: deque[
+            tuple[str, tuple[Hashable, ...], float | None, float]
+        ] = deque(maxlen=16)
+        """The last missed triggers: kind, keys, timeout and deadline of the operation."""
+        self._log_limit = logs.RateLimit()
+        """Of messages about missed triggers."""
+        self._checks: dict[Hashable, KeyCheck] = {}
+        """Checks queued or in progress, by key."""
+        self._async_waits: dict[Future[None], Task[Any] | None] = {}
+        """Waits with an asynchronous predicate: a future that is done at the end of the wait -> the
+        task of the wait."""
+        self._notifier = Notifier(name, observers, self._report) if observers else None
+        """Notifies the observers; None without observers."""
+        self._idle_waiter: Future[None] | None = None
+        """Done when nothing is pending; created when `aclose` waits for that."""
+        self._inbox: ThreadsafeInbox[Hashable] = ThreadsafeInbox(
+            loop_wheel, self._check_from_threads
+        )
 
     @compiled
     def try_complete_else_watch(self, operation: Op, keys: Iterable[Hashable]) -> bool:
@@ -109,9 +189,8 @@ class Purgatory(Generic[Op]):
         In each of these cases nothing has changed, and the operation can be given to a purgatory
         again.
         """
-        engine = self._engine
-        if running_loop() is not engine.loop:
-            engine.bind("watch {}", operation)
+        if running_loop() is not self._loop:
+            self._bind("watch {}", operation)
         watched: Keys
         if (type(keys) is tuple or type(keys) is list) and len(keys) == 1:
             [watched] = keys
@@ -122,34 +201,26 @@ class Purgatory(Generic[Op]):
             watched = unique_keys(keys)
         # After the keys, whose `__hash__` may watch the operation.
         if (
-            engine.closed
-            or not operation._op_is_known
+            self._closed
+            or operation._op_checked is not type(operation)
             or operation._op_home is not None
             or operation._op_state is not PENDING
             or operation._op_waiters is not None
         ):
-            engine.validate(operation)
-        now = engine.time()
+            self._validate(operation)
+        now = self._time()
         timeout = operation._op_timeout
         when = operation._timer_deadline if timeout is None else now + timeout
         checks: Sequence[KeyCheck] = ()
-        if engine.checks and (when is None or when > now):
-            checks = engine.checks_ahead(watched)
-            if operation._op_home is not None:
-                engine.validate(operation)
-        notifier = engine.notifier
+        if self._checks and (when is None or when > now):
+            checks = self._checks_ahead(watched)
         record = None
-        if notifier is not None:
-            record = operation._op_record = Record()
-            record.keys, record.started_at, record.failed_tries = watched, now, None
+        if self._notifier is not None:
+            record = operation._op_record = Record(watched, now)
 
-        dispatcher = engine.dispatcher
-        interrupted = dispatcher.current
-        operation._op_home = engine
-        # `dispatcher.nested`, without its calls.
-        if interrupted is not None:
-            dispatcher.interrupted.append(interrupted)
-        dispatcher.current = operation
+        dispatcher = self._dispatcher
+        interrupted, dispatcher.current = dispatcher.current, operation
+        operation._op_home = self
         try:
             if not checks:
                 # As in `try_once`, without a call.
@@ -158,48 +229,61 @@ class Purgatory(Generic[Op]):
                         raise not_completed(operation)
                 except BaseException as error:
                     try_failed(operation, error)
-            # To join is a part of the try: a finalizer may run whenever something is allocated, and
-            # may check a key.
+                if record is not None:
+                    record.failed_tries = 0 if operation._op_state is COMPLETED else 1
             if operation._op_state is PENDING and (
-                not (engine.has_limits or (when is not None and when <= now))
-                or engine.may_wait(operation, when, now)
+                not (self._has_limits or (when is not None and when <= now))
+                or self._may_wait(operation, when, now)
             ):
-                if type(watched) is tuple:
-                    engine.watchers.add(operation, watched)
-                else:
-                    waiting = engine.by_key.setdefault(watched, operation)
-                    operation._op_links = (
-                        watched
-                        if waiting is operation
-                        else engine.watchers.join(watched, waiting, operation)
-                    )
-                    engine.watchers.pending += 1
-                if operation._op_state is not PENDING:
-                    engine.leave(operation)
-                elif when is not None:
-                    engine.wheel.add(operation, when, now)
-                    if operation._op_state is not PENDING:
-                        engine.wheel.remove(operation)
+                self._join(operation, watched, when, now)
+            if record is not None and self._notifier is not None:
+                if operation._op_state is PENDING:
+                    record.cause = Cause.FORCED
+                self._notifier.started(operation)
         except BaseException:
-            engine.undo_watch(operation)
+            self._undo_watch(operation)
             raise
         finally:
             dispatcher.current = interrupted
-            if interrupted is not None:
-                dispatcher.interrupted.pop()
         if operation._op_state is not PENDING:
-            engine.finish_newcomer(operation)
+            dispatcher.perform(operation._op_finish)
             return True
         for check in checks:
             check.on_join(operation)
-        if record is not None and notifier is not None:
-            record.failed_tries = 0 if checks else 1
-            if notifier.wants_starts:
-                notifier.started(operation)
-        if dispatcher.has_backlog and interrupted is None:
-            dispatcher.run_backlog()
+        if dispatcher.queue and interrupted is None:
+            dispatcher.run_queue()
             return operation._op_state is not PENDING
         return False
+
+    def _undo_watch(self, operation: Operation) -> None:
+        """Restores the state of an operation that cannot wait, so that it can be watched again. If
+        it has ended meanwhile, its hooks follow."""
+        self._leave(operation)
+        if operation._op_state is PENDING:
+            operation._op_home = operation._op_record = None
+        else:
+            self._dispatcher.defer(operation._op_finish)
+        self._dispatcher.continue_later()
+
+    def _join(self, operation: Operation, watched: Keys, when: float | None, now: float) -> None:
+        """Adds an operation to the watch lists of its keys, and to the wheel. A finalizer, which
+        may run whenever something is allocated, may cancel it meanwhile."""
+        if type(watched) is tuple:
+            self._watchers.add(operation, watched)
+        else:
+            waiting = self._by_key.setdefault(watched, operation)
+            operation._op_links = (
+                watched
+                if waiting is operation
+                else self._watchers.join(watched, waiting, operation)
+            )
+            self._watchers.pending += 1
+        if operation._op_state is not PENDING:
+            self._leave(operation)
+        elif when is not None:
+            self._wheel.add(operation, when, now)
+            if operation._op_state is not PENDING:
+                self._wheel.remove(operation)
 
     @compiled
     def check_and_complete(self, key: Hashable) -> int:
@@ -218,31 +302,33 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             TypeError: `key` is not hashable.
         """
-        engine = self._engine
-        if running_loop() is not engine.loop:
-            engine.bind("check {}", key, "check_and_complete_threadsafe")
+        if running_loop() is not self._loop:
+            self._bind("check {}", key, "check_and_complete_threadsafe")
         try:
-            operation = engine.by_key.get(key)
+            operation = self._by_key.get(key)
         except TypeError as error:
             raise TypeError(f"cannot check {describe(key)}: {error}") from error
-        dispatcher = engine.dispatcher
+        dispatcher = self._dispatcher
         if dispatcher.current is not None:
-            engine.check_later(key)
+            self._check_later(key)
             return 0
         if operation is None:
             return 0
         if type(operation) is Chunk or operation._op_state is not PENDING:
-            return engine.check(key)
+            return self._check_key(key)
 
         dispatcher.current = operation
         try:
-            try_once(engine, operation, key)
-        finally:
+            try_once(operation, key)
+            completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
+            if self._notifier is not None:
+                self._notifier.key_checked(key, 1, completed)
+        except BaseException:
             dispatcher.current = None
-        completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
-        if engine.notifier is not None and engine.notifier.wants_checks:
-            engine.notifier.checked(key, 1, completed)
-        return completed + dispatcher.run_backlog() if dispatcher.has_backlog else completed
+            dispatcher.continue_later()
+            raise
+        dispatcher.current = None
+        return completed + dispatcher.run_queue() if dispatcher.queue else completed
 
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name
 
@@ -257,9 +343,8 @@ class Purgatory(Generic[Op]):
             TypeError: `key` is not hashable.
         """
         hash(key)
-        engine = self._engine
-        if engine.loop_wheel.is_bound:
-            engine.inbox.put(key)
+        if self._loop_wheel.is_bound:
+            self._inbox.put(key)
 
     async def wait(self, operation: DelayedOperation[R], keys: Iterable[Hashable]) -> R:
         """Tries `operation`, waits until it has ended, and returns its result. The operation
@@ -393,10 +478,9 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             TypeError: `key` is not hashable.
         """
-        engine = self._engine
-        if running_loop() is not engine.loop:
-            engine.bind("deliver to {}", key, "deliver_threadsafe")
-        count = conditions.deliver(engine.watchers.operations(key), value)
+        if running_loop() is not self._loop:
+            self._bind("deliver to {}", key, "deliver_threadsafe")
+        count = conditions.deliver(self._watchers.operations(key), value)
         if count:
             self.check_and_complete(key)
         return count
@@ -410,7 +494,7 @@ class Purgatory(Generic[Op]):
             TypeError: `key` is not hashable.
         """
         hash(key)
-        self._engine.loop_wheel.call_threadsafe(self.deliver, key, value)
+        self._loop_wheel.call_threadsafe(self.deliver, key, value)
 
     def cancel_for_key(self, key: Hashable) -> list[Op]:
         """Cancels the operations that watch `key`, whatever else they watch; tasks that await one
@@ -425,10 +509,10 @@ class Purgatory(Generic[Op]):
         Raises:
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
-        self._engine.bind("cancel what watches {}", key)
+        self._bind("cancel what watches {}", key)
         return [
             cast("Op", operation)
-            for operation in self._engine.watchers.operations(key)
+            for operation in self._watchers.operations(key)
             if cancel(operation)
         ]
 
@@ -438,8 +522,8 @@ class Purgatory(Generic[Op]):
         Operations that begin to watch the key meanwhile are cancelled as well. If its own task is
         cancelled, it stops there.
         """
-        self._engine.bind("cancel what watches {}", key)
-        return cast("list[Op]", await in_batches(cancel_key(self._engine, key)))
+        self._bind("cancel what watches {}", key)
+        return cast("list[Op]", await in_batches(cancel_key(self, key)))
 
     def fail(self, key: Hashable, exception: BaseException) -> int:
         """Ends the operations that watch `key`, whatever else they watch; tasks that await one get
@@ -459,15 +543,15 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
         require_exception(f"fail what watches {describe(key)}", exception)
-        self._engine.bind("fail what watches {}", key)
-        return sum(fail(each, exception) for each in self._engine.watchers.operations(key))
+        self._bind("fail what watches {}", key)
+        return sum(fail(each, exception) for each in self._watchers.operations(key))
 
     def fail_all(self, exception: BaseException) -> int:
         """As `fail`, for the operations of all keys: when a connection is lost, those who wait for
         its replies want that error. Cost: O(all operations), at once."""
         require_exception(f"fail {printable(self.name)}", exception)
-        self._engine.bind(f"fail {printable(self.name)}")
-        watchers, count = self._engine.watchers, 0
+        self._bind(f"fail {printable(self.name)}")
+        watchers, count = self._watchers, 0
         for key in list(watchers.by_key):
             count += sum(fail(each, exception) for each in watchers.operations(key))
         return count
@@ -492,11 +576,11 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time.
         """
         drain = check_drain(drain)
-        self._engine.bind(f"close {self.name}")
-        return cast("list[Op]", await close(self._engine, drain))
+        self._bind(f"close {self.name}")
+        return cast("list[Op]", await close(self, drain))
 
     async def __aenter__(self) -> "Purgatory[Op]":
-        reopen(self._engine)
+        reopen(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -505,53 +589,260 @@ class Purgatory(Generic[Op]):
     @property
     def pending(self) -> int:
         """How many operations wait. Exact. Cost: O(1)."""
-        return len(self._engine.watchers)
+        return len(self._watchers)
 
     @property
     def watched(self) -> int:
         """How many pairs of a waiting operation and a key that it watches there are. Exact. Cost:
         O(1)."""
-        return self._engine.watchers.registrations
-
-    @property
-    def name(self) -> str:
-        """The name that it was given."""
-        return self._engine.name
+        return self._watchers.registrations
 
     def keys(self) -> Iterator[Hashable]:
         """The keys that operations watch now. The iterator ends with `RuntimeError` if one is added
         or removed meanwhile; copy it with `list`. Cost: O(1) for each."""
-        return iter(self._engine.by_key)
+        return iter(self._by_key)
 
     def statistics(self) -> PurgatoryStatistics:
-        """A snapshot. Cost: O(1)."""
-        return self._engine.statistics()
+        """A snapshot of the counters. Cost: O(1)."""
+        return PurgatoryStatistics(
+            name=self.name,
+            pending=len(self._watchers),
+            watched=self._watchers.registrations,
+            keys=len(self._by_key),
+            completed=self._completed,
+            expired=self._expired,
+            cancelled=self._cancelled,
+            missed_triggers=self._missed_triggers,
+            wake_ups=self._loop_wheel.wake_ups,
+            moves=self._wheel.moves,
+        )
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine.closed else "open"
+        state = "closed" if self._closed else "open"
         return f"<Purgatory {self.name!r} {state} pending={self.pending} watched={self.watched}>"
 
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)  # none if __init__ has raised
-        if engine is not None and len(engine.watchers):
-            warn(
-                f"{self!r} was dropped while operations wait; close it with aclose()",
-                ResourceWarning,
-                2,
-                self,
+    def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
+        """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
+        loop."""
+        if self._loop_wheel.bind(action, value, len(self._watchers), threadsafe):
+            self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+            self._dispatcher = dispatcher_of(self._loop)
+            self._idle_waiter = None
+            self._checks.clear()
+            self._async_waits.clear()
+            self._inbox.rebind()
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        """Passes an error in user code to the loop's exception handler. Does not raise: SystemExit
+        and KeyboardInterrupt are raised in the next iteration of the loop."""
+        report(self._loop, f"{printable(self.name)}: {message}", error)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise_later(self._loop, error)
+
+    # -- starting to wait
+
+    def _validate(self, operation: Operation) -> None:
+        """Raises an exception if `operation` cannot be watched here."""
+        if self._closed:
+            raise PurgatoryClosed(f"cannot watch {describe(operation)}: {self.name} is closed")
+        if not isinstance(operation, DelayedOperation):
+            raise TypeError(f"cannot watch {describe(operation)}: it is no DelayedOperation")
+        if not hasattr(operation, "_op_state"):
+            raise TypeError(
+                f"cannot watch {describe(operation)}: its __init__ does not call super().__init__()"
             )
+        if operation._op_home is not None or operation._op_state is not PENDING:
+            why = "it is being watched" if operation._op_state is PENDING else "it has ended"
+            raise OperationReused(
+                f"cannot watch {describe(operation)}: {why}, and an operation serves once"
+            )
+        check_loop(operation, "watch")
+        cls = type(operation)
+        if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
+            raise TypeError(
+                f"cannot watch {describe(operation)}: its class defines __eq__ or __hash__, but "
+                "operations are told apart by identity"
+            )
+        cls._op_checked = cls
+
+    def _checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
+        """The checks that must try other operations before a new operation, which then waits."""
+        checks = [self._checks.get(key) for key in (keys if type(keys) is tuple else (keys,))]
+        return [each for each in checks if each and (each.has_begun or each.key in self._by_key)]
+
+    def _key_being_checked(self, links: WatchLinks) -> Any:
+        """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
+        without such a key."""
+        for key in keys_of(links) if self._checks else ():
+            if key in self._checks:
+                return key
+        return NO_KEY
+
+    def _may_wait(self, operation: Operation, when: float | None, now: float) -> bool:
+        """Whether a newcomer may wait until `when`. Ends the newcomer if it is too late.
+
+        Raises:
+            PurgatoryFull: `max_pending` operations are pending.
+        """
+        if self._closed:  # closed by the newcomer's own try
+            cancel(operation, Cause.CLOSED)
+        elif when is not None and when <= now and not operation._op_may_outlast():
+            operation._timer_deadline = max(when, now)
+            claim(operation, EXPIRED, Cause.DEADLINE)
+        elif self._max_pending is not None and len(self._watchers) >= self._max_pending:
+            raise PurgatoryFull(
+                f"cannot watch {describe(operation)}: {self._max_pending} operations wait in "
+                f"{self.name}"
+            )
+        return operation._op_state is PENDING
+
+    # -- ending
+
+    @compiled
+    def _claim(self, operation: Operation, state: OperationState) -> bool:
+        if operation._op_state is not PENDING:
+            return False
+        operation._op_state = state
+        if state is COMPLETED:
+            self._completed += 1
+        elif state is EXPIRED:
+            self._expired += 1
+        else:
+            self._cancelled += 1
+        if operation._timer_chunk is not None:
+            self._wheel.remove(operation)
+        links = operation._op_links
+        if links is not UNWATCHED:
+            operation._op_links = UNWATCHED
+            watchers = self._watchers
+            watchers.pending -= 1
+            watchers.remove(operation, links)
+            if not watchers.pending and self._wheel.notify_empty:
+                self._loop_wheel.check_idle_later()
+        return True
+
+    def _leave(self, operation: Operation) -> None:
+        """Removes an operation from the watch lists, if it is still in them."""
+        links = operation._op_links
+        if links is not UNWATCHED:
+            operation._op_links = UNWATCHED
+            self._watchers.pending -= 1
+            self._watchers.remove(operation, links)
+
+    @compiled
+    def _expire(self, operation: Operation) -> int:
+        """Ends an operation at its deadline: by a last try, and only then by expiry.
+
+        A completion by the last try counts as a missed trigger, unless a check of one of its keys
+        is queued or in progress.
+        """
+        if operation._op_state is not PENDING:  # cancelled by a finalizer
+            return 1
+        dispatcher, links = self._dispatcher, operation._op_links
+        queued = self._queue_from_threads(self._inbox.take()) if self._inbox else 0
+        key = self._key_being_checked(links)
+        dispatcher.current = operation
+        try:
+            try_once(operation, key, is_last=True)
+        finally:
+            dispatcher.current = None
+            # More operations may be due in this iteration, so work caused by the hooks waits for
+            # the next iteration.
+            dispatcher.continue_later()
+        if operation.state is COMPLETED and key is NO_KEY:
+            self._count_missed_trigger(operation, keys_of(links))
+        return queued + steps_to_leave(links)
+
+    def _count_missed_trigger(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
+        kind, timeout = type(operation).__name__, operation._op_timeout
+        deadline = operation._timer_deadline
+        self._missed_triggers += 1
+        self._recent_missed_triggers.append((kind, keys, timeout, deadline))
+        waited = None if timeout is None else self._time() - (deadline - timeout)
+        logs.missed_trigger(self.name, kind, keys, waited, self._log_limit)
+
+    # -- checks
+
+    def _check_key(self, key: Hashable) -> int:
+        """Tries the operations that wait for `key`, a bounded number now and the rest in the next
+        iterations. Returns the number completed now."""
+        check = self._checks.get(key)
+        if check is not None:
+            check.request_recheck()
+            return 0
+        dispatcher = self._dispatcher
+        before = dispatcher.completed
+        check = self._checks[key] = KeyCheck(self, key)
+        try:
+            spent = check.run(MAX_PER_ITERATION)
+        except BaseException:
+            dispatcher.current = None
+            dispatcher.continue_later()
+            raise
+        dispatcher.current = None
+        dispatcher.run_queue(MAX_PER_ITERATION - spent)
+        return dispatcher.completed - before
+
+    def _check_later(self, key: Hashable) -> None:
+        """Queues a check of `key`, to run after the running hook and all work deferred earlier."""
+        check = self._checks.get(key)
+        if check is not None:
+            check.request_recheck()
+        else:
+            check = self._checks[key] = KeyCheck(self, key)
+            check.defer()
+
+    def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
+        """Checks keys requested by other threads."""
+        self._queue_from_threads(keys)
+        self._dispatcher.run_queue()
+
+    def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
+        """Queues checks of a bounded number of `keys`. Returns the amount of this work, in
+        operations."""
+        before, taken = len(self._checks), 0
+        for key in keys:
+            taken += 1
+            try:
+                if key in self._by_key:
+                    self._check_later(key)
+            except BaseException as error:
+                self._report(f"cannot check {describe(key)}, as another thread requested", error)
+            if len(self._checks) - before >= MAX_PER_ITERATION:
+                break
+        return len(self._checks) - before + taken // REGISTRATIONS_PER_STEP
+
+    # -- when nothing waits
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing is pending."""
+        return not self._watchers.pending
+
+    def _on_wheel_idle(self) -> None:
+        self._watchers.shrink()
+        if self._idle_waiter is not None and self._is_idle:
+            idle, self._idle_waiter = self._idle_waiter, None
+            if not idle.done():
+                idle.set_result(None)
 
     def _check(self) -> None:
-        self._engine._check()
-
-
-def engine_of(purgatory: Purgatory[Any]) -> Engine:
-    """The engine of a purgatory, for the modules of this package that users do not call."""
-    return purgatory._engine
-
-
-def purgatory_on(engine: Engine) -> Purgatory[Any]:
-    """A purgatory with an engine made by the caller."""
-    purgatory: Purgatory[Any] = Purgatory(engine.name)
-    purgatory._engine = engine
-    return purgatory
+        """Asserts the whole invariant between hooks. For tests. Cost: O(all waits)."""
+        self._loop_wheel._check()
+        self._watchers._check()
+        if self._loop is UNBOUND:
+            assert not self.pending
+            return
+        self._dispatcher._check()
+        waiting = {
+            operation for key in self._by_key for operation in self._watchers.operations(key)
+        }
+        for operation in waiting:
+            assert operation._op_state is PENDING and operation._op_home is self
+            assert operation._op_result is NO_RESULT
+            chunk = operation._timer_chunk
+            assert chunk is None or operation in chunk
+        assert self._wheel.size == sum(operation._timer_chunk is not None for operation in waiting)
+        queued = [getattr(work, "__self__", None) for work, _ in self._dispatcher.queue]
+        mine = {each for each in queued if isinstance(each, KeyCheck) and each._home is self}
+        assert set(self._checks.values()) == mine and not any(each.is_done for each in mine)

@@ -44,8 +44,8 @@ from json import dumps
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
 
-from purgatory import Cause, Observer, OperationState, PurgatoryError
-from purgatory._core.notifier import ObserverGroup
+from purgatory import Cause, Ended, Observer, OperationState, PurgatoryError
+from purgatory._core.notifier import Notifier
 from purgatory.asgi._request import Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -288,15 +288,14 @@ class PollNotifier:
         observers: the observers that `observers_of` returned.
     """
 
-    __slots__ = ("_name", "_observers")
+    __slots__ = ("_notifier",)
 
     def __init__(self, name: str, observers: Sequence[Observer]) -> None:
-        self._name = name
-        self._observers = ObserverGroup(observers, _report)
+        self._notifier = Notifier(name, observers, _report)
 
     def notify_started(self, poll: object) -> float:
         """Notifies of a wait that begins now, and returns the loop's time."""
-        self._observers.notify_started(poll)
+        self._notifier.started(poll)
         return get_running_loop().time()
 
     def notify_ended(
@@ -313,9 +312,11 @@ class PollNotifier:
         answer = ANSWERS[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
         limit = None if timeout == inf else max(timeout, 0.0)
         failed_tries = 1 + (ending is Ending.DEADLINE)
-        self._observers.notify_ended(
-            (self._name, KIND, (), started_at, get_running_loop().time(), limit, answer.state,
-             answer.cause, None, failed_tries, False, failure, id(poll))
+        self._notifier.ended(
+            Ended(
+                self._notifier.name, KIND, (), started_at, get_running_loop().time(), limit,
+                answer.state, answer.cause, None, failed_tries, False, failure, id(poll),
+            )
         )  # fmt: skip
 
 

@@ -19,12 +19,6 @@ from purgatory.journal import _writer
 from purgatory.journal._row_builder import CHECK_FIELDS, ENDED_FIELDS, RowBuilder
 from purgatory.journal._writer import JournalStatistics, Limits, Writer
 
-Fields = tuple[Any, ...]
-"""The fields of an `Ended`."""
-
-# Their positions.
-PURGATORY: Final = Ended._fields.index("purgatory")
-ENDED_AT: Final = Ended._fields.index("ended_at")
 EXCEPTION: Final = Ended._fields.index("exception")
 
 
@@ -67,13 +61,13 @@ class Journal:
 
     __slots__ = (
         "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer",
-        "ended_fields",
         "key_checked",
+        "operation_ended",
     )  # fmt: skip
 
     # The methods of an `Observer`, as attributes: the first event and `close` replace them.
-    ended_fields: Any
     key_checked: Any
+    operation_ended: Any
 
     def __init__(
         self,
@@ -114,7 +108,7 @@ class Journal:
         """
         self._begin_if_forked()
         writer = self._writer
-        self.ended_fields, self.key_checked = writer.drop, writer.drop_check
+        self.operation_ended, self.key_checked = writer.drop, writer.drop_check
         self._stop()
         return writer.statistics()
 
@@ -145,7 +139,7 @@ class Journal:
         self._pid = os.getpid()
         self._rows = RowBuilder(uuid.uuid4().hex, self._key_of)
         self._writer = Writer(self._directory, self._rows, self._limits)
-        self.ended_fields, self.key_checked = self._first_ended, self._first_checked
+        self.operation_ended, self.key_checked = self._first_ended, self._first_checked
         self._writer.start()
         # Also runs at exit, and when the journal is collected: it has no reference to `self`.
         self._stop = weakref.finalize(self, self._writer.stop)
@@ -154,7 +148,7 @@ class Journal:
         """In the child of a fork: the thread and the run are the parent's."""
         if self._stop.detach() is not None:
             self._writer.abandon()
-            self.ended_fields, self.key_checked = self._first_ended, self._first_checked
+            self.operation_ended, self.key_checked = self._first_ended, self._first_checked
         else:
             self._pid = os.getpid()  # it was closed, and stays closed
 
@@ -167,18 +161,14 @@ class Journal:
         self._begin_if_forked()
         self._writer.record_check(key, tried, completed, self._convert_clock())
 
-    def operation_ended(self, ended: Ended) -> None:
-        """Records the operation. Purgatories call `ended_fields` instead."""
-        self.ended_fields(tuple(ended))
-
-    def _first_ended(self, fields: Fields) -> None:
+    def _first_ended(self, ended: Ended) -> None:
         """Records the first operation, which names the purgatory, and switches to the fast
         recorders."""
         self._begin_if_forked()
         self._convert_clock()
-        self._rows.purgatory = fields[PURGATORY]
-        self.ended_fields, self.key_checked = _recorders(fields[PURGATORY], self._writer)
-        self.ended_fields(fields)
+        self._rows.purgatory = ended.purgatory
+        self.operation_ended, self.key_checked = _recorders(ended.purgatory, self._writer)
+        self.operation_ended(ended)
 
     def _convert_clock(self) -> float:
         """Returns the loop's time. Measures the offset of its clock from UTC, unless it is
@@ -204,7 +194,7 @@ if hasattr(os, "register_at_fork"):
 
 def _recorders(
     purgatory: str, writer: Writer
-) -> tuple[Callable[[Fields], None], Callable[[Hashable, int, int], None]]:
+) -> tuple[Callable[[Ended], None], Callable[[Hashable, int, int], None]]:
     """The two methods of the observer. They run for each event, so they are closures."""
     loop_time = asyncio.get_running_loop().time
     ended, checked = writer.ended, writer.checked
@@ -220,24 +210,24 @@ def _recorders(
     is_awake, wake = writer.wake.is_set, writer.wake.set
     ended_at = loop_time()
 
-    def ended_fields(fields: Fields) -> None:
+    def operation_ended(event: Ended) -> None:
         nonlocal ended_at
-        ended_at = fields[ENDED_AT]
+        ended_at = event.ended_at
         if len(ended) >= many_ended:
             if len(ended) >= limit_ended:
                 writer.dropped += 1
                 return
             if not is_awake():
                 wake()
-        if (other := fields[PURGATORY]) != purgatory:
+        if (other := event.purgatory) != purgatory:
             raise ValueError(
                 f"cannot journal an operation of {other!r}: this journal belongs to another "
                 f"purgatory, {purgatory!r}"
             )
-        if fields[EXCEPTION] is None:
-            record_ended(fields)
+        if event.exception is None:
+            record_ended(event)
         else:
-            record_ended((*fields[:EXCEPTION], None, *fields[EXCEPTION + 1 :]))
+            record_ended((*event[:EXCEPTION], None, *event[EXCEPTION + 1 :]))
 
     def key_checked(key: Hashable, tried: int, completed: int) -> None:
         if len(checked) >= many_checked:
@@ -250,4 +240,4 @@ def _recorders(
         # clock.
         record_checked((key, tried, completed, ended_at if completed else loop_time()))
 
-    return ended_fields, key_checked
+    return operation_ended, key_checked

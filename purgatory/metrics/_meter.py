@@ -7,11 +7,9 @@ operations or keys:
                                              longer; total seconds
     ("jobs", "Fetch"), EXPIRED, DEADLINE     the same
 
-The number of operations is the sum of the histogram. Most operations are completed by a key. For
-these it receives only the duration, and no event is created: see `completed_by_key`.
+The number of operations is the sum of the histogram.
 """
 
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final, final
 
@@ -24,7 +22,6 @@ Names = tuple[str, str]
 
 Outcome = tuple[OperationState, Cause]
 
-BY_KEY: Final = OperationState.COMPLETED, Cause.KEY
 MISSED: Final = OperationState.COMPLETED, Cause.DEADLINE
 
 
@@ -48,12 +45,24 @@ class Meter:
 
     def operation_ended(self, ended: Ended) -> None:
         """Counts the operation."""
-        self._kind(ended.purgatory, ended.kind).count(ended)
-
-    def completed_by_key(self, purgatory: str, kind: str) -> Callable[[float], object]:
-        """Returns a function that counts an operation which a key completed. Its argument is the
-        time for which the operation waited, in seconds."""
-        return self._kind(purgatory, kind).waits_of(BY_KEY).add
+        purgatory, kind, _, started_at, ended_at, timeout, state, cause, _, failed_tries = ended[
+            :10
+        ]
+        counts = self._kinds.get((purgatory, kind)) or self._kinds.setdefault(
+            (purgatory, kind), _Kind()
+        )
+        waited = ended_at - started_at
+        durations = counts.waits.get((state, cause)) or counts.waits.setdefault(
+            (state, cause), Durations(WAIT_BOUNDS)
+        )
+        durations.add(waited)
+        if cause is Cause.DEADLINE:
+            if timeout is not None:
+                counts.lateness.add(max(waited - max(timeout, 0.0), 0.0))
+            if state is OperationState.EXPIRED:
+                failed_tries -= 1  # the last try is not a check
+        if failed_tries > 1:
+            counts.retries += failed_tries - 1
 
     def snapshot(self) -> tuple[KindMetrics, ...]:
         """Returns all counts, by purgatory and kind, in order of their names. Any thread may call
@@ -62,10 +71,6 @@ class Meter:
         return tuple(
             metrics for _, metrics in sorted(kinds, key=lambda pair: pair[0]) if metrics.ended
         )
-
-    def _kind(self, purgatory: str, kind: str) -> "_Kind":
-        names = purgatory, kind
-        return self._kinds.get(names) or self._kinds.setdefault(names, _Kind())
 
     def __repr__(self) -> str:
         return f"<Meter purgatories={sorted({purgatory for purgatory, _ in list(self._kinds)})}>"
@@ -81,21 +86,6 @@ class _Kind:
         self.waits: dict[Outcome, Durations] = {}
         self.lateness = Durations(LATENESS_BOUNDS)
         self.retries = 0
-
-    def waits_of(self, outcome: Outcome) -> Durations:
-        return self.waits.get(outcome) or self.waits.setdefault(outcome, Durations(WAIT_BOUNDS))
-
-    def count(self, ended: Ended) -> None:
-        waited = ended.ended_at - ended.started_at
-        self.waits_of((ended.state, ended.cause)).add(waited)
-        retries = ended.failed_tries - 1
-        if ended.cause is Cause.DEADLINE:
-            if ended.timeout is not None:
-                self.lateness.add(max(waited - max(ended.timeout, 0.0), 0.0))
-            if ended.state is OperationState.EXPIRED:
-                retries -= 1  # the last try is not a check
-        if retries > 0:
-            self.retries += retries
 
     def snapshot(self, purgatory: str, kind: str) -> KindMetrics:
         histograms = {

@@ -290,7 +290,6 @@ async def fuzz_main(seed: int) -> None:
         one.try_complete_else_watch(operation, ["a", "b"])
         one.try_complete_else_watch(other, chance.choice((["a"], ["c"])))
         task = timer.call_later(30.0, bool)
-        engine: Any = getattr(one, "_engine", one)
         parts = [
             one,
             timer,
@@ -300,11 +299,11 @@ async def fuzz_main(seed: int) -> None:
             Idle.__new__(Idle),
             Purgatory.__new__(Purgatory),
         ]
-        parts += [WheelTimer.__new__(WheelTimer), TimerTask.__new__(TimerTask), engine]
-        parts += [engine.wheel, engine.watchers, engine.loop_wheel, timer._loop_wheel]
-        parts += [each for each in engine.by_key.values() if each is not other]
-        parts += list(engine.wheel.buckets())
-        dispatcher = engine.dispatcher
+        parts += [WheelTimer.__new__(WheelTimer), TimerTask.__new__(TimerTask)]
+        parts += [one._wheel, one._watchers, one._loop_wheel, timer._loop_wheel]
+        parts += [each for each in one._by_key.values() if each is not other]
+        parts += list(one._wheel.buckets())
+        dispatcher: Any = one._dispatcher
         for _ in range(chance.randrange(1, 4)):
             part = chance.choice(parts)
             name = chance.choice([*slots_of(type(part)), "nothing"])
@@ -328,7 +327,7 @@ async def fuzz_main(seed: int) -> None:
                         Lie(),
                         True,
                     ]
-                    setattr(part, name, chance.choice([*values, operation, engine, task, parts[5]]))
+                    setattr(part, name, chance.choice([*values, operation, one, task, parts[5]]))
             except Exception:
                 pass
         calls: list[Callable[[], object]] = []
@@ -356,7 +355,7 @@ async def fuzz_main(seed: int) -> None:
             lambda: task.reschedule(5.0),
             lambda: operation.__init__(3.0),
         ]
-        wheel = parts[10]
+        wheel = parts[9]
         calls += [
             lambda each=each: wheel.add(each, 1.0, 0.5)
             for each in (operation, task, parts[8], Lie())
@@ -374,15 +373,10 @@ async def fuzz_main(seed: int) -> None:
                 pass
             if chance.random() < 0.05:
                 gc.collect(1)
-        for name in (
-            "has_backlog",
-            "continuation_scheduled",
-        ):  # the loop's dispatcher is reused in the next round
-            setattr(dispatcher, name, False)
-        dispatcher.current, dispatcher.interrupted = None, []
-        for queue in (dispatcher.finished, dispatcher.checks, dispatcher.threadsafe_checks):
-            queue.clear()
-        for each in (operation, other):  # avoids the warning about pending operations
+        # the loop's dispatcher is reused in the next round
+        dispatcher.current, dispatcher._continuation_scheduled = None, False
+        dispatcher.queue.clear()
+        for each in (operation, other):  # breaks the cycle with what they wait in
             try:
                 each.cancel()
             except Exception:
@@ -618,8 +612,7 @@ def allocations(most: str) -> None:
                 with suppress(Exception):  # avoids the warning, if the lists are still intact
                     for operation in prepared[2][:3]:
                         operation.cancel()
-            dispatcher = prepare()[0]._engine.dispatcher
-            dispatcher.current, dispatcher.interrupted = None, []
+            prepare()[0]._dispatcher.current = None
 
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None

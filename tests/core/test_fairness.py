@@ -100,34 +100,6 @@ async def test_key_named_by_thread_is_checked_despite_load(purgatory, busy):
     await iterations(300)
 
 
-@on_virtual_time
-async def test_three_kinds_of_deferred_work_alternate(purgatory):
-    log = []
-    for kind in ("check", "named"):
-        watch_all(
-            purgatory,
-            [
-                Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind))
-                for _ in range(5000)
-            ],
-            [kind],
-        )
-    log.clear()
-    claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
-    Probe(
-        completing=lambda _: [operation.force_complete() for operation in claimed]
-    ).force_complete()
-    purgatory.check_and_complete("check")
-    purgatory.check_and_complete_threadsafe("named")
-    await iterations(2)
-    for _ in range(10):
-        log.clear()
-        await iterations(1)
-        assert len(log) <= MAX_PER_ITERATION
-        assert all(log.count(kind) >= MAX_PER_ITERATION // 5 for kind in ("hook", "check", "named"))
-    await iterations(100)
-
-
 # No iteration costs more than its budget
 
 

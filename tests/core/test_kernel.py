@@ -281,8 +281,7 @@ def test_operation_takes_at_most_128_bytes():
 def test_watch_lists_may_be_in_dict_subclass():
     async def main():
         one = purgatory.Purgatory()
-        engine = one._engine
-        engine.by_key = engine.watchers.by_key = type("Table", (dict,), {})()
+        one._by_key = one._watchers.by_key = type("Table", (dict,), {})()
         alone, shared, other = Never(30.0), Never(30.0), Never(None)
         one.try_complete_else_watch(alone, ["a"])
         one.try_complete_else_watch(shared, ("b", "c"))

@@ -158,7 +158,7 @@ async def test_operations_made_equal_by_decorator_are_refused(purgatory):
 
     for kind in (Equal, NotHashable):
         for _ in range(2):
-            with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
+            with pytest.raises(TypeError, match="its class defines __eq__ or __hash__"):
                 purgatory.try_complete_else_watch(kind(1), ["key"])
     assert counts(purgatory) == (0, 0, 0)
     two = [Right(1), Right(1)]

@@ -131,7 +131,7 @@ async def test_repeated_thread_requests_take_no_memory(purgatory):
         thread.start()
     for thread in threads:
         thread.join()  # while the loop is blocked
-    assert len(purgatory._engine.inbox) == 1
+    assert len(purgatory._inbox) == 1
     await iterations(3)
     assert operation.state is COMPLETED
 

@@ -204,9 +204,8 @@ class Model(World):
         """Operations in the order in which their waits began: a first try may watch other
         operations before its own."""
         self.current: Modelled | None = None
-        self.unfinished: deque[Modelled] = deque()
-        self.checks: deque[str] = deque()
-        self.from_threads: deque[str] = deque()
+        self.queue: deque[Modelled | str] = deque()
+        """Operations that are to be finished, and keys that are to be checked."""
         self.under_check: dict[str, list[Modelled]] = {}
         """Operations that each check in progress has yet to try."""
         self.again: set[str] = set()
@@ -245,47 +244,44 @@ class Model(World):
             if one.state is EXPIRED:
                 self.hook(one, "expire")
 
-    def finish_all(self) -> None:
-        while self.unfinished:
-            self.finish(self.unfinished.popleft())
-
-    def run_backlog(self) -> int:
+    def run_queue(self) -> int:
         completed = 0
-        while self.unfinished or self.checks or self.from_threads:
-            self.finish_all()
-            for queue in (self.checks, self.from_threads):
-                if queue:
-                    completed += self.check_now(queue.popleft(), queue)
+        while self.queue:
+            work = self.queue.popleft()
+            if isinstance(work, Modelled):
+                self.finish(work)
+            else:
+                completed += self.continue_check(work)
         return completed
 
-    def check_now(self, key: str, queue: deque[str], is_alone: bool = False) -> int:
-        """`queue`: where to put the key if it must be checked once more. `is_alone`: an operation
-        that is checked alone, from outside, is no crowd that delays a newcomer."""
-        completed = 0
-        yet = self.waiting(key)
-        if not is_alone:
-            self.under_check[key] = yet
-        while yet:
+    def continue_check(self, key: str) -> int:
+        """Tries operations until one of them has caused work."""
+        completed, queued = 0, len(self.queue)
+        yet = self.under_check.setdefault(key, self.waiting(key))
+        while yet and len(self.queue) == queued:
             one = yet.pop(0)
             if one.state is PENDING:
-                self.attempt(one)
-                if one.state is COMPLETED:
-                    completed += 1
-                    self.finish(one)
-                self.finish_all()
-        if not is_alone:
-            del self.under_check[key]
-            if key in self.again:
-                self.again.discard(key)
-                queue.append(key)
+                completed += self.try_now(one)
+        if yet:
+            self.queue.append(key)
+            return completed
+        del self.under_check[key]
+        if key in self.again:
+            self.again.discard(key)
+            self.queue.append(key)
         return completed
 
+    def try_now(self, one: Modelled) -> bool:
+        self.attempt(one)
+        if one.state is COMPLETED:
+            self.finish(one)
+        return one.state is COMPLETED
+
     def checks_ahead(self, one: Modelled) -> bool:
-        queued = {*self.checks, *self.from_threads}
         others = [
             key
             for key in one.keys
-            if key in self.under_check or (key in queued and self.waiting(key))
+            if key in self.under_check or (key in self.queue and self.waiting(key))
         ]
         return bool(others) and (one.timeout is None or one.timeout > 0.0)
 
@@ -309,9 +305,9 @@ class Model(World):
             for key in set(keys) & set(self.under_check):
                 self.under_check[key].append(one)
         if one.state in (COMPLETED, EXPIRED):
-            self.unfinished.append(one) if self.current else self.finish(one)
+            self.queue.append(one) if self.current else self.finish(one)
         if self.current is None:
-            self.run_backlog()
+            self.run_queue()
         return one.state is not PENDING
 
     def wait(self, one: Modelled) -> None:
@@ -331,15 +327,17 @@ class Model(World):
         if self.current is None:
             if not self.waiting(key):
                 return 0
-            return (
-                self.check_now(key, self.checks, is_alone=key not in self.crowded)
-                + self.run_backlog()
-            )
+            if key in self.crowded:
+                return self.continue_check(key) + self.run_queue()
+            return self.try_now(self.waiting(key)[0]) + self.run_queue()
+        self.check_later(key)
+        return 0
+
+    def check_later(self, key: str) -> None:
         if key in self.under_check:
             self.again.add(key)
-        elif key not in self.checks and key not in self.from_threads:
-            self.checks.append(key)
-        return 0
+        elif key not in self.queue:
+            self.queue.append(key)
 
     def force(self, number: int) -> bool:
         one = self.one(number)
@@ -347,10 +345,11 @@ class Model(World):
             return False
         one.state = COMPLETED
         self.completed += 1
-        if self.current is not one:
-            self.unfinished.append(one)
         if self.current is None:
-            self.run_backlog()
+            self.finish(one)
+            self.run_queue()
+        elif self.current is not one:
+            self.queue.append(one)
         return True
 
     def cancel(self, number: int) -> bool:
@@ -365,8 +364,10 @@ class Model(World):
         return [one.number for one in self.waiting(key) if self.cancel(one.number)]
 
     def signal(self, keys: str) -> None:
-        self.from_threads.extend(key for key in dict.fromkeys(keys) if self.waiting(key))
-        self.run_backlog()
+        for key in dict.fromkeys(keys):
+            if self.waiting(key):
+                self.check_later(key)
+        self.run_queue()
 
     def advance(self, until: float, visits: list[int], stalled: bool) -> None:
         """`visits` come from the purgatory: after a stall it may find a deadline passed before its
@@ -397,13 +398,10 @@ class Model(World):
         for one in sorted(at_once, key=lambda one: place.get(one.number, len(place))):
             if one.state is PENDING:
                 self.expire(one)
-        self.run_backlog()
+        self.run_queue()
 
     def expire(self, one: Modelled) -> None:
-        is_asked_for = any(
-            key in self.checks or key in self.from_threads or key in self.under_check
-            for key in one.keys
-        )
+        is_asked_for = any(key in self.queue or key in self.under_check for key in one.keys)
         self.attempt(one)
         if one.state is COMPLETED:
             self.missed += not is_asked_for

@@ -273,7 +273,7 @@ async def test_finished_operation_is_unregistered_before_its_hooks(how, options,
                     counts(purgatory),
                     purgatory.pending,
                     purgatory.watched,
-                    purgatory._engine.wheel.size,
+                    purgatory._wheel.size,
                 )
             )
 
@@ -281,7 +281,7 @@ async def test_finished_operation_is_unregistered_before_its_hooks(how, options,
         watch_all(purgatory, [Probe(1, completing=look, expiring=look)], keys)
         if how == "aclose":
             return
-        await end(purgatory, purgatory._engine.watchers.operations("key")[0], how)
+        await end(purgatory, purgatory._watchers.operations("key")[0], how)
         look(None)
         assert set(seen) == {((3, 3, 1), 3, 3, 3)}
         assert len(seen) == {"cancel": 1, "cancel_for_key": 1, "expiry": 3}.get(how, 2)
@@ -925,32 +925,6 @@ async def test_cancel_for_key_answers_and_returns_all_waiters(purgatory):
 
 
 @on_virtual_time
-@pytest.mark.cpython
-async def test_dropped_purgatory_warns_and_its_operations_still_end():
-    purgatory = Purgatory("letters")
-    operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)])
-    with pytest.warns(ResourceWarning, match="letters.*pending=3.*dropped while operations wait"):
-        del purgatory
-    operations[0].force_complete()
-    assert await asyncio.gather(*operations) == [0, 1, 2]
-    assert [operation.state for operation in operations] == [COMPLETED, EXPIRED, EXPIRED]
-
-
-@on_virtual_time
-@pytest.mark.cpython
-async def test_dropped_idle_purgatory_is_freed_without_warning(recwarn):
-    purgatory = Purgatory()
-    watch_all(purgatory, [Probe(1)])[0].force_complete()
-    reference = weakref.ref(purgatory)
-    del purgatory
-    assert reference() is None
-    with pytest.raises(ValueError, match="wheel_size"):
-        Purgatory(wheel_size=0)
-    gc.collect()
-    assert not recwarn
-
-
-@on_virtual_time
 async def test_repr_shows_name_and_pending_operations():
     async with Purgatory("letters") as purgatory:
         watch_all(purgatory, [Probe(1)], ["a", "b"])
@@ -981,11 +955,11 @@ async def test_idle_purgatory_releases_memory_of_its_keys():
     operations = [Probe(timeout=30) for _ in range(1000)]
     for number, operation in enumerate(operations):
         purgatory.try_complete_else_watch(operation, (number,))
-    full = getsizeof(purgatory._engine.by_key)
+    full = getsizeof(purgatory._by_key)
     for operation in operations:
         operation.force_complete()
     await iterations(2)
-    assert getsizeof(purgatory._engine.by_key) < full / 100
+    assert getsizeof(purgatory._by_key) < full / 100
     purgatory._check()
 
 

@@ -97,13 +97,7 @@ async def verify(race, *ends):
     cancelled = [one for task in race.tasks for one in task.result()]
     assert cancelled in ([], [operation]) and (not cancelled or operation.state is CANCELLED)
     assert sum(race.accepted) <= 1
-    assert (
-        statistics.pending
-        == statistics.watched
-        == statistics.keys
-        == purgatory._engine.wheel.size
-        == 0
-    )
+    assert statistics.pending == statistics.watched == statistics.keys == purgatory._wheel.size == 0
     purgatory._check()
     reference = weakref.ref(operation)
     race.operation = race.owner = race.other = race.tasks = None

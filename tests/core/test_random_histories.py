@@ -34,7 +34,8 @@ from purgatory import (
     Purgatory,
     PurgatoryClosed,
 )
-from purgatory._core import buckets, closing, dispatcher, engine, loop_wheel, watch_lists, wheel
+from purgatory._core import buckets, closing, dispatcher, loop_wheel, watch_lists, wheel
+from purgatory._core import purgatory as purgatory_module
 from purgatory._core.key_check import KeyCheck
 from purgatory._core.watch_lists import keys_of
 from purgatory.testing import VirtualTimeLoop
@@ -44,7 +45,7 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 SMALL = [
     *(
         (module, "MAX_PER_ITERATION", 8)
-        for module in (dispatcher, closing, engine, watch_lists, loop_wheel)
+        for module in (dispatcher, closing, purgatory_module, watch_lists, loop_wheel)
     ),
     (dispatcher, "SLICE", 2),
     (watch_lists, "CHUNK_CAPACITY", 4),
@@ -452,13 +453,13 @@ class World:
         """Runs the loop until only timers are left."""
         mind, timers, quiet = (
             dispatcher.dispatcher_of(self.loop),
-            self.purgatory._engine.loop_wheel,
+            self.purgatory._loop_wheel,
             0,
         )
         for _ in range(5000):
             await asyncio.sleep(0)
-            busy = mind.has_backlog or mind.continuation_scheduled or timers._continuation_scheduled
-            quiet = 0 if busy or len(self.purgatory._engine.inbox) else quiet + 1
+            busy = mind.queue or mind._continuation_scheduled or timers._continuation_scheduled
+            quiet = 0 if busy or len(self.purgatory._inbox) else quiet + 1
             if quiet == 6:
                 return
         raise AssertionError("it does not come to rest")
@@ -559,10 +560,10 @@ class World:
         assert [handle for handle in self.loop._scheduled if not handle.cancelled()] == []
         assert (
             self.purgatory.watched,
-            self.purgatory._engine.wheel.size,
-            self.purgatory._engine.checks,
+            self.purgatory._wheel.size,
+            self.purgatory._checks,
         ) == (0, 0, {})
-        assert not self.purgatory._engine.by_key and not self.purgatory._engine.async_waits
+        assert not self.purgatory._by_key and not self.purgatory._async_waits
 
 
 class AsynchronousWait:

@@ -249,7 +249,7 @@ async def test_requests_of_threads_arrive_in_portions(purgatory):
     watch_all(purgatory, [Probe()])
     for number in range(3 * MAX_ITEMS):
         purgatory.check_and_complete_threadsafe(number)
-    inbox = purgatory._engine.inbox
+    inbox = purgatory._inbox
     sizes = [len(inbox)]
     while inbox:
         await iterations()
@@ -262,12 +262,11 @@ async def test_new_checks_of_threads_queue_in_portions(purgatory):
         purgatory.try_complete_else_watch(Probe(), [number])
     for number in range(3 * MAX_PER_ITERATION):
         purgatory.check_and_complete_threadsafe(number)
-    engine = purgatory._engine
-    assert engine._queue_from_threads(engine.inbox.take()) >= MAX_PER_ITERATION
-    assert len(engine.checks) == MAX_PER_ITERATION
-    assert len(engine.inbox) == 2 * MAX_PER_ITERATION
+    assert purgatory._queue_from_threads(purgatory._inbox.take()) >= MAX_PER_ITERATION
+    assert len(purgatory._checks) == MAX_PER_ITERATION
+    assert len(purgatory._inbox) == 2 * MAX_PER_ITERATION
     await iterations(20)
-    assert not engine.inbox
+    assert not purgatory._inbox
 
 
 @on_virtual_time
@@ -282,7 +281,7 @@ async def test_expiry_compares_its_key_with_no_other():
         loop._set_time(loop.time() + 2)  # the loop is blocked for so long
         compared.clear()
         await iterations(2)
-        assert operation.state is COMPLETED and purgatory._engine.inbox
+        assert operation.state is COMPLETED and purgatory._inbox
         assert compared == [] and purgatory.statistics().missed_triggers == 1
 
 
@@ -351,7 +350,7 @@ async def test_key_forcing_its_joining_operation_loses_no_hook(purgatory, raises
 async def test_end_between_wheel_and_expiry_counts_once(purgatory, end):
     [operation] = watch_all(purgatory, [Probe(5)])
     operation.ready = True
-    purgatory._engine.wheel.remove(operation)  # as `next_due` does
+    purgatory._wheel.remove(operation)  # as `next_due` does
     assert getattr(operation, end)()
     operation._timer_expired()
     assert operation.calls == ["try"] + ["complete"] * (end == "force_complete")

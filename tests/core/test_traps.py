@@ -58,7 +58,7 @@ async def test_completed_operation_leaves_lists_of_all_keys(purgatory, end):
     await asyncio.sleep(2 if end == "expiry" else 0)
     statistics = purgatory.statistics()
     assert (statistics.pending, statistics.watched, statistics.keys) == (0, 0, 0)
-    assert not purgatory._engine.by_key
+    assert not purgatory._by_key
 
 
 @on_virtual_time
