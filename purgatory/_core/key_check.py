@@ -37,7 +37,6 @@ class KeyCheck:
 
     Attributes:
         has_begun: whether the iteration over the watch list has begun.
-        is_done: whether it is over.
     """
 
     __slots__ = (
@@ -50,14 +49,12 @@ class KeyCheck:
         "_remaining",
         "_tries",
         "has_begun",
-        "is_done",
         "key",
     )
 
     def __init__(self, home: "Purgatory[Any]", key: Hashable) -> None:
         self._home = home
         self.key = key
-        self.is_done = False
         self._begin(copy_context())
 
     def _begin(self, context: Context) -> None:
@@ -175,7 +172,6 @@ class KeyCheck:
             self._begin(self._recheck_context)
             self.defer()
         else:
-            self.is_done = True
             self._home._checks.pop(self.key, None)
         if tries and notifier is not None:
             notifier.key_checked(self.key, tries, completed)
