@@ -37,7 +37,7 @@ def test_its_tests_pass(folder, program):
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
     assert (
-        "5 passed"
+        "3 passed"
         in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
     )
 

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 from brokers import EXAMPLE, KINDS, running
@@ -220,7 +221,8 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
             for feature, client, cell in cells:
                 logged = "the same" if cell.broker in seen and cell.broker else cell.broker
                 seen.add(cell.broker)
-                lines.append(f"| {FEATURES[feature]} | {client} | {cell.raised} | {logged} |")
+                raised = shorten(cell.raised, 100, placeholder=" …")
+                lines.append(f"| {FEATURES[feature]} | {client} | {raised} | {logged} |")
     if "Kafka" in found:
         differing = [
             (feature, client, ours[client][feature], cell)
