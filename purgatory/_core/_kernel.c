@@ -692,8 +692,8 @@ static Node *node_of(PyObject *chunk, PyObject *operation) {
     }
     return NULL;
 }
-static int link_node(PyObject *chunk, PyObject *operation) { /* -1 is an exception */
-    if (node_of(chunk, operation) != NULL) return 0;
+/* The operation is not in this chunk; -1 is an exception. */
+static int link_node(PyObject *chunk, PyObject *operation) {
     Rare *rare = rare_of(operation);
     if (rare == NULL) return -1;
     Node *node = PyMem_Malloc(sizeof(Node)), *last = rare->last_node;
@@ -758,7 +758,8 @@ static int watch_list_assign(PyObject *self, PyObject *operation, PyObject *valu
         PyErr_SetString(PyExc_TypeError, "a chunk holds operations");
         return -1;
     }
-    return value != NULL ? link_node(self, operation) : unlink_from(self, operation);
+    if (value == NULL) return unlink_from(self, operation);
+    return node_of(self, operation) != NULL ? 0 : link_node(self, operation);
 }
 static PyObject *watch_list_iter(PyObject *self) { /* over a copy */
     PyObject *copy = PyList_New(0);

@@ -2,6 +2,8 @@
 thousand keys costs as much to release as a thousand operations with one key."""
 
 import asyncio
+from math import inf
+from time import process_time
 
 import pytest
 from helpers import Probe, Pulse, iterations, watch_all
@@ -90,3 +92,17 @@ async def test_many_key_operations_completed_by_hook_keep_order():
         purgatory.check_and_complete("key")
         await iterations(50)
         assert ended == list(range(40))
+
+
+def test_watching_many_keys_costs_the_same_among_others():
+    async def cost(others: int) -> float:
+        async with Purgatory() as purgatory:
+            watch_all(purgatory, [Probe() for _ in range(others)], range(KEYS))
+            fastest = inf
+            for _ in range(10):
+                began = process_time()
+                purgatory.try_complete_else_watch(Probe(), range(KEYS))
+                fastest = min(fastest, process_time() - began)
+            return fastest
+
+    assert asyncio.run(cost(200)) < 5 * asyncio.run(cost(2))
