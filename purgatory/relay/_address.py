@@ -7,6 +7,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 SCHEMES: Final = {
     "valkey": "redis",
     "valkeys": "rediss",
+    "redis+sentinel": "redis",
+    "rediss+sentinel": "rediss",
     "postgres": "postgresql",
     "postgresql+asyncpg": "postgresql",
 }

@@ -3,18 +3,20 @@ datagram sockets carry the messages.
 
     /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch, listeners and delivered
                                            values; 5f1c2d3e identifies the boot
+    /run/app/purgatory.lock                names the boot of the database in use, and is locked by
+                                           each process that uses it
     /run/app/purgatory.9a8b7c6d.sock       one for each listening process
 
 A listener binds its socket and then inserts its name into the database; all later commits are sent
 to it. A writer reads these names in its write transaction, and sends after the commit. If it dies
 in between, or a socket stays full, messages are lost, and the next gap or resync finds their
-changes. The names of processes without interest in changes are in another table, read only for
-messages to all processes.
+changes.
 
 A transaction takes 15 µs, less than a round trip to a thread (25 µs), so it runs on the loop's
 thread. While the database is locked, the coroutine sleeps and retries. Nothing is synced to the
 disk: commits survive the process that made them, and each boot of the machine starts with a new
-database and a new epoch.
+database and a new epoch. Containers may have boot ids of their own. So a process uses the database
+that the lock names while another process holds the lock, and its own boot id only otherwise.
 """
 
 import sqlite3
@@ -23,7 +25,7 @@ from asyncio import get_running_loop, sleep
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from errno import EACCES, EPERM, EROFS
-from fcntl import LOCK_EX, LOCK_NB, flock
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from os import (
     F_OK,
     O_CREAT,
@@ -37,6 +39,8 @@ from os import (
     X_OK,
     access,
     geteuid,
+    pread,
+    pwrite,
     stat_result,
     supports_effective_ids,
 )
@@ -74,39 +78,28 @@ T = TypeVar("T")
 APPLICATION_ID: Final = 0x70726C79
 """SQLite's application id, which identifies a relay's database."""
 
+SCHEMA_VERSION: Final = 2
+
 SCHEMA: Final = f"""
     CREATE TABLE versions (
         key TEXT PRIMARY KEY, version INTEGER NOT NULL, position INTEGER NOT NULL
     ) WITHOUT ROWID;
     CREATE INDEX positions ON versions (position);
-    CREATE TABLE state (epoch TEXT NOT NULL, position INTEGER NOT NULL);
-    CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
-    PRAGMA application_id = {APPLICATION_ID};
-"""
-
-ADD_FORGETTING: Final = """
-    ALTER TABLE state ADD COLUMN floor INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE state ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE state (
+        epoch TEXT NOT NULL, position INTEGER NOT NULL, floor INTEGER NOT NULL DEFAULT 0,
+        forgotten INTEGER NOT NULL DEFAULT 0
+    );
     CREATE TABLE samples (time REAL NOT NULL, position INTEGER NOT NULL);
-    PRAGMA user_version = 2;
-"""
-"""Upgrades the schema from version 1, which had no forgetting, to 2. `forgotten` is the latest
-position among the forgotten keys."""
-
-ADD_QUIET: Final = (
-    "CREATE TABLE IF NOT EXISTS quiet_listeners (name TEXT PRIMARY KEY) WITHOUT ROWID"
-)
-"""Listeners that receive no changes. Earlier versions of this library ignore the table, which is
-harmless."""
-
-ADD_DELIVERIES: Final = """
-    CREATE TABLE IF NOT EXISTS settled (
+    CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TABLE settled (
         key TEXT PRIMARY KEY, token BLOB NOT NULL, expires REAL NOT NULL, value BLOB NOT NULL
     );
-    CREATE INDEX IF NOT EXISTS expiries ON settled (expires)
+    CREATE INDEX expiries ON settled (expires);
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""Delivered values, also ignored by earlier versions. `expires` is on the monotonic clock of this
-boot."""
+"""`forgotten` is the latest position among the forgotten keys; `expires` is on the monotonic clock
+of this boot."""
 
 MAX_FREE_PAGES: Final = 1_000
 """Free pages (4 KiB each) that the database keeps for new values. Sweeping returns further ones to
@@ -149,21 +142,24 @@ class FileStore:
         self.address = without_password(url)
         self._folder = Path(unquote(parts.path))
         self._prefix = prefix
-        self._path = self._folder / f"{prefix}.{boot_id()}.sqlite"
-        self._log_path = Path(f"{self._path}-wal")
+        self._boot = boot_id()
+        self._lock: int | None = None
+        """File descriptor of the lock, which it holds while open."""
         self._database: sqlite3.Connection | None = None
         self._identities: list[tuple[int, int]] = []
         """Device and inode of the open database and of its log."""
         self._sockets = SocketFolder(self._folder, self._remove_listener)
         self._own_name = ""
         """Name of this process's socket while it listens, else empty."""
-        self._is_interested = True
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self._prefix}.{self._boot}.sqlite"
 
     # -- the database
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._is_interested = True
         try:
             self._sockets.open()
             await self._retry_while_locked(self._connect)
@@ -181,6 +177,7 @@ class FileStore:
             self._database = None
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
+        self._take_lock()
         try:
             self._open_database()
         except sqlite3.OperationalError as error:
@@ -189,6 +186,36 @@ class FileStore:
             self._remove_unreadable()
             self._open_database()
         self._identities = self._find_identities()
+
+    def _take_lock(self) -> None:
+        """Takes the lock, in common with all processes that use the database, and finds its name.
+
+        Raises:
+            BlockingIOError: another process is writing the name.
+            NotWritten: the folder is in use on another machine, over a network file system.
+        """
+        self._release_lock()
+        path = self._folder / f"{self._prefix}.lock"
+        lock = self._lock = open_file(path, O_CREAT | O_RDWR | O_NOFOLLOW, 0o660)
+        own = boot_id()
+        with suppress(BlockingIOError):
+            flock(lock, LOCK_EX | LOCK_NB)  # no process uses a database
+            pwrite(lock, own.encode(), 0)
+        flock(lock, LOCK_SH | LOCK_NB)
+        named = pread(lock, len(own), 0).decode("ascii", "replace")
+        if not is_file_name(f"{self._prefix}.{named}.sqlite", self._prefix, "sqlite"):
+            raise ValueError(f"cannot use {path}: it is not a relay's, and was left alone")
+        if named != own and not self._sockets.has_listener(self._prefix):
+            raise NotWritten(
+                f"cannot use {self.address}: it is locked by a process with another boot id, "
+                f"{named} instead of {own}, and no relay listens there: is that another machine?"
+            )
+        self._boot = named
+
+    def _release_lock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            close_file(lock)
 
     def _open_database(self) -> None:
         with suppress(FileExistsError):
@@ -206,18 +233,11 @@ class FileStore:
             if not application and not tables and not schema:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
-                database.execute("INSERT INTO state VALUES (?, 0)", (token_hex(4),))
-                schema = 1
-            elif application != APPLICATION_ID or schema not in (1, 2):
+                database.execute("INSERT INTO state VALUES (?, 0, 0, 0)", (token_hex(4),))
+            elif application != APPLICATION_ID or schema != SCHEMA_VERSION:
                 raise ValueError(
                     f"cannot use {self._path}: it is not a relay's database, and was left alone"
                 )
-            if schema == 1:
-                for statement in ADD_FORGETTING.split(";"):
-                    database.execute(statement)
-            database.execute(ADD_QUIET)
-            for statement in ADD_DELIVERIES.split(";"):
-                database.execute(statement)
             database.execute("COMMIT")
             first_row(database, "PRAGMA journal_mode = WAL")
             first_row(database, "SELECT * FROM state")  # creates the log
@@ -261,6 +281,7 @@ class FileStore:
         if self._database is not None:
             self._database.close()
             self._database = None
+        self._release_lock()
 
     async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` on the database in one transaction, and returns its result."""
@@ -306,6 +327,8 @@ class FileStore:
                 raise ValueError(f"cannot use {self._path}: {error}") from error
             except BlockingIOError:
                 pass
+            except RelayUnavailable:
+                raise
             except OSError as error:
                 raise self._unavailable(error) from error
             await sleep(delay)
@@ -315,7 +338,7 @@ class FileStore:
         """Device and inode of the database and of its log: other numbers for later files of the
         same names."""
         try:
-            return [identity(path.stat()) for path in (self._path, self._log_path)]
+            return [identity(path.stat()) for path in (self._path, Path(f"{self._path}-wal"))]
         except OSError:
             return []
 
@@ -447,7 +470,7 @@ class FileStore:
             message = next(
                 (ChangeMessage(new, position, position, {}) for new, position in rows), None
             )
-            return message, self._all_listeners(database)
+            return message, self._listeners(database)
 
         message, listeners = await self._transact("BEGIN IMMEDIATE", work)
         if message is not None:
@@ -543,8 +566,9 @@ class FileStore:
 
             try:
                 receiver.bind(self._sockets.path(name))
+                query = "INSERT INTO listeners VALUES (?)"
                 await self._transact(
-                    "BEGIN IMMEDIATE", lambda database: self._add_listener(database, name)
+                    "BEGIN IMMEDIATE", lambda database: database.execute(query, (name,))
                 )
                 self._own_name = name
                 loop.add_reader(receiver, receive)
@@ -559,31 +583,9 @@ class FileStore:
                 loop.remove_reader(receiver)
                 self._remove_listener(name)
 
-    async def set_interest(self, is_wanted: bool) -> None:
-        """See `StoreWithInterest.set_interest`."""
-        self._is_interested = is_wanted
-        name = self._own_name
-        if name:
-            await self._transact(
-                "BEGIN IMMEDIATE", lambda database: self._add_listener(database, name)
-            )
-
-    def _add_listener(self, database: sqlite3.Connection, name: str) -> None:
-        database.execute("DELETE FROM quiet_listeners WHERE name = ?", (name,))
-        database.execute("DELETE FROM listeners WHERE name = ?", (name,))
-        table = "listeners" if self._is_interested else "quiet_listeners"
-        database.execute(f"INSERT INTO {table} VALUES (?)", (name,))
-
     def _listeners(self, database: sqlite3.Connection) -> list[str]:
-        return self._names(database, "SELECT name FROM listeners")
-
-    def _all_listeners(self, database: sqlite3.Connection) -> list[str]:
-        query = "SELECT name FROM listeners UNION SELECT name FROM quiet_listeners"
-        return self._names(database, query)
-
-    def _names(self, database: sqlite3.Connection, query: str) -> list[str]:
-        """The valid socket names among the rows of the query."""
-        rows = database.execute(query).fetchall()
+        """The valid names of sockets."""
+        rows = database.execute("SELECT name FROM listeners").fetchall()
         return [name for (name,) in rows if is_file_name(name, self._prefix, "sock")]
 
     def _remove_listener(self, name: str) -> None:
@@ -593,11 +595,10 @@ class FileStore:
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.execute("DELETE FROM listeners WHERE name = ?", (name,))
-                self._database.execute("DELETE FROM quiet_listeners WHERE name = ?", (name,))
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        for name in await self._transact("BEGIN", self._all_listeners):
+        for name in await self._transact("BEGIN", self._listeners):
             self._sockets.send(name, payload)
 
     def _publish(self, message: ChangeMessage, listeners: list[str]) -> None:

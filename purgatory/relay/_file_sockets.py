@@ -103,13 +103,28 @@ class SocketFolder:
 
     def remove_dead(self, prefix: str) -> None:
         """Removes the sockets of killed processes, but no other files with such names."""
-        for path in self._folder.glob(f"{prefix}.*.sock"):
-            with suppress(OSError), datagram_socket() as probe:
-                if is_file_name(path.name, prefix, "sock") and S_ISSOCK(path.lstat().st_mode):
-                    try:
-                        probe.connect(self.path(path.name))
-                    except ConnectionRefusedError:
-                        path.unlink()
+        for path in self._paths(prefix):
+            if self._is_dead(path):
+                path.unlink(missing_ok=True)
+
+    def has_listener(self, prefix: str) -> bool:
+        """Whether a process of this machine has a socket there."""
+        return any(self._is_dead(path) is False for path in self._paths(prefix))
+
+    def _paths(self, prefix: str) -> list[Path]:
+        paths = self._folder.glob(f"{prefix}.*.sock")
+        return [path for path in paths if is_file_name(path.name, prefix, "sock")]
+
+    def _is_dead(self, path: Path) -> bool | None:
+        """Whether the socket's process is gone; None if that is unknown."""
+        with suppress(OSError), datagram_socket() as probe:
+            if S_ISSOCK(path.lstat().st_mode):
+                try:
+                    probe.connect(self.path(path.name))
+                except ConnectionRefusedError:
+                    return True
+                return False
+        return None
 
     def path(self, name: str) -> str:
         """The path of a socket, shortened through a descriptor of the folder if it is too long."""

@@ -27,11 +27,6 @@ backwards, and its epoch ends. The same holds for the position of each answer, t
     read since 45: up to 40                     the same, by the position
     read since 45: of another epoch             all waits of the old epoch end, with the current
                                                 version
-    the last wait ends: leave                   the store no longer sends changes here; a resync
-                                                reads only the epoch and the position
-    wait, joined, read orders/7 and position    reads from before the confirmed subscription are
-                                                repeated, at position 90; changes are followed
-                                                from there
 
 Deleting a row by hand publishes nothing, so each resync also reads some followed keys, in turn.
 
@@ -69,12 +64,6 @@ class ReadRequest(NamedTuple):
     """Number of confirmed subscriptions when the read began."""
     hinted: frozenset[str] = frozenset()
     """The subset of `keys` read because of a hint."""
-    is_resync: bool = False
-    """Whether the read is a resync: it compares the known state with the store, by its changes or,
-    while changes are not followed, by its position only."""
-    begins_to_follow: bool = False
-    """Whether the read began after joining the changes, so that messages continue from its
-    position."""
 
 
 @final
@@ -128,12 +117,6 @@ class Follower:
         self.reports_all_keys = False
         """Whether to call `on_change` with every key of a new epoch, not only with followed
         keys."""
-        self.is_joined = True
-        """Whether the store sends changes to this process."""
-        self._follows_changes = True
-        """Whether `position` is valid. False from `leave` to the first read after `on_joined`."""
-        self.waits = 0
-        """Number of waits begun so far."""
         self.epoch_to_end: str | None = None
         """The epoch to end in the store, because the store has gone backwards."""
         self.epochs = self.resyncs = self.healed = self.received = 0
@@ -158,7 +141,6 @@ class Follower:
         followed = self.followed.get(key)
         if followed is None:
             followed = self.followed[key] = FollowedKey(self.epochs)
-        self.waits += 1
         followed.waiters += 1
         version = self._version(followed)
         if version is None or seen > version:
@@ -177,31 +159,6 @@ class Follower:
     def _version(self, followed: FollowedKey) -> int | None:
         """The highest known version in this epoch."""
         return followed.version if followed.epochs == self.epochs else None
-
-    # -- interest
-
-    @property
-    def has_interest(self) -> bool:
-        """Whether this process needs changes."""
-        return self.reports_all_keys or bool(self.followed)
-
-    def report_all_keys(self) -> None:
-        """Reports every change from now on, and every key of a new epoch."""
-        # Following resumes from the last position, so no change is skipped.
-        self.reports_all_keys = self._follows_changes = True
-
-    def leave(self) -> None:
-        """Stops following changes; the store need not send them. `on_joined` must follow once there
-        is interest again."""
-        self.is_joined = self._follows_changes = False
-        self._out_of_order.clear()
-        self._unconfirmed.clear()
-
-    def on_joined(self) -> None:
-        """Handles the store's confirmation that it sends changes again."""
-        self.is_joined = self._wants_changes = True
-        if not self._follows_changes:
-            self._read_followed()
 
     # -- the channel
 
@@ -249,7 +206,7 @@ class Follower:
             return
         self.latest = max(self.latest, position)
         is_new = True
-        if after >= 0 and self._follows_changes:
+        if after >= 0:
             is_new = position > self.position
             if is_new and after <= self.position:
                 self._advance_position(position)
@@ -291,8 +248,6 @@ class Follower:
     def resync(self) -> None:
         """Requests a read of the changes, since messages may have been lost."""
         self._wants_changes = True
-        if not self._follows_changes:
-            self._read_followed()
 
     def recheck(self) -> None:
         """Requests a resync and a read of some followed keys, in turn, since a deleted row sends no
@@ -320,24 +275,20 @@ class Follower:
         """Returns the next read. `on_read` or `on_read_failed` must follow before another call."""
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
-        is_resync = self._wants_changes and self.epoch is not None
-        since = self.position if is_resync and self._follows_changes else None
-        begins = self.is_joined and not self._follows_changes
+        since = self.position if self._wants_changes and self.epoch is not None else None
         self._wants_changes = False
         known = {
             key: version
             for key in keys
             if (version := self._version(self.followed[key])) is not None
         }
-        self._in_flight = ReadRequest(
-            keys, since, known, self.latest, self.subscriptions, hinted, is_resync, begins
-        )
+        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted)
         return self._in_flight
 
     def on_read_failed(self, request: ReadRequest) -> None:
         """Handles a failed read; it is requested again."""
         self._in_flight = None
-        self._wants_changes = self._wants_changes or request.is_resync or self.epoch is None
+        self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
         self._keys_to_read.update(
             (key, key in request.hinted) for key in request.keys if key in self.followed
         )
@@ -351,20 +302,16 @@ class Follower:
             self._end_epoch()
             self.on_read_failed(request)
             return
-        elif request.is_resync:
+        elif request.since is not None:
             self.resyncs += 1
             self._wants_changes = self._wants_changes or result.has_more
-            if request.since is None and self._follows_changes:
-                self._wants_changes = True  # since when `report_all_keys` was called meanwhile
-            elif result.position >= self.position:
+            if result.position >= self.position:
                 self._advance_position(result.position)
             if result.is_incomplete:
                 self._read_followed()
             self._out_of_order = {
                 after: at for after, at in self._out_of_order.items() if at > self.position
             }
-        if request.begins_to_follow and self.is_joined:
-            self._follows_changes = True
         self.latest = max(self.latest, result.position)
         self._apply_result(request, result)
         if (

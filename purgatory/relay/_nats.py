@@ -1,12 +1,11 @@
-"""A store in NATS 2.12 or later, with JetStream: two streams in memory, and two channels.
+"""A store in NATS 2.12 or later, with JetStream: two streams in memory, and a channel.
 
     purgatory_versions.meta        epoch, floor, and the latest position among the forgotten keys
     purgatory_versions.key.=b3Jk   version of a key; one subject per key, with its name in base64
     purgatory_versions.news        changes of the last write
     purgatory_settled.=cGF5        value delivered to a key; this stream is created at first use
-    purgatory_news                 channel of changes: the server republishes `news` here
+    purgatory_news                 channel: the server republishes `news` here
     purgatory_news.>               channels to which the server republishes headers of values
-    purgatory_common               channel of all other messages; each process listens here
 
 The stream keeps the last message of each subject. Its sequence numbers are the positions, so
 changes are read by sequence number. A write reads the versions, and publishes the new versions and
@@ -17,7 +16,7 @@ Forgetting first raises the floor in `meta`, and then deletes keys by sequence n
 meanwhile has another number, so it is kept; a write with the old floor is refused.
 
 A delivered value is stored if its key has none. The server removes it after whole seconds, and
-republishes its headers, without the value, to processes with interest in changes. The exact time to
+republishes its headers, without the value. The exact time to
 live is in a header, and is compared with the server's clock.
 
 A stream in memory is lost as a whole, when its server restarts or when it is deleted. The epoch is
@@ -47,11 +46,10 @@ from purgatory.relay._messages import (
     Delivery,
     ReadResult,
     check_key,
-    encode,
     encode_settled,
 )
 from purgatory.relay._nats_link import SEQUENCE, Error, Msg, NatsLink
-from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, refuse_connection
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 MAX_ROWS_PER_READ: Final = 500
 """Limit of changes per read."""
@@ -72,6 +70,7 @@ NO_RESPONDERS: Final = "503"
 NO_STREAM: Final = 10059
 EXISTS: Final = 10058
 OVERLAPS: Final = 10065
+NEEDS_MAX_BYTES: Final = 10113
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 """Error codes of the server."""
 
@@ -117,11 +116,7 @@ class NatsStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(url)
         self._servers = single_addresses(check_address(url, takes_several_hosts=True))
-        self._stream, self._channel, self._common = (
-            f"{prefix}_versions",
-            f"{prefix}_news",
-            f"{prefix}_common",
-        )
+        self._stream, self._channel = f"{prefix}_versions", f"{prefix}_news"
         self._meta, self._news, self._keys = (
             f"{self._stream}.{name}" for name in ("meta", "news", "key.")
         )
@@ -131,6 +126,7 @@ class NatsStore:
             "storage": "memory",
             "num_replicas": 1,
             "max_msgs_per_subject": 1,
+            "discard": "new",
             "allow_direct": True,
             "allow_atomic": True,
             "republish": {"src": self._news, "dest": self._channel},
@@ -142,6 +138,7 @@ class NatsStore:
             "storage": "memory",
             "num_replicas": 1,
             "max_msgs_per_subject": 1,
+            "discard": "new",
             "allow_direct": True,
             "allow_msg_ttl": True,
             "republish": {
@@ -154,15 +151,10 @@ class NatsStore:
         """Size limit of a value, in bytes; the server's limit after the first connection."""
         self._link: NatsLink | None = None
         self._lock = Lock()
-        self._is_interested = True
-        self._listening: tuple[NatsLink, Callable[[Msg], Any]] | None = None
-        """The listening connection, and its callback."""
-        self._joining = Lock()
         self._closing: set[Task[None]] = set()
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._is_interested = True
         async with self._connected() as link:
             await self._make_stream(link, self._config)
             await self._state(link, ())
@@ -198,6 +190,8 @@ class NatsStore:
     def _unavailable(
         self, error: Exception, kind: type[RelayUnavailable] = RelayUnavailable
     ) -> RelayUnavailable:
+        if isinstance(error, PermissionError):
+            kind = Refused
         return kind(f"cannot use {self.address}: {str(error) or type(error).__name__}")
 
     def _drop(self, link: NatsLink | None) -> None:
@@ -245,6 +239,11 @@ class NatsStore:
         code = answer.get("error", {}).get("err_code")
         if code == EXISTS:  # another process was faster
             return
+        if code == NEEDS_MAX_BYTES:
+            raise Refused(
+                f"cannot create the stream {stream} at {self.address}: the account requires a "
+                "limit in bytes, which only you can choose: create the stream with it beforehand"
+            )
         if "error" in answer and code != OVERLAPS:
             raise NotWritten(f"cannot use {self.address}: {answer['error']['description']}")
         config = answer.get("config", {})
@@ -475,10 +474,7 @@ class NatsStore:
                 later = meta._replace(epoch=token_hex(4))
                 changed = Publication(self._meta, later.payload, meta.sequence)
                 position = await self._publish(link, [changed], None, later.epoch, {})
-                if position is not None:  # also for processes without interest in changes
-                    await link.send(
-                        self._common, encode(ChangeMessage(later.epoch, position, position, {}))
-                    )
+                if position is not None:
                     return
 
     # -- deliveries
@@ -567,39 +563,19 @@ class NatsStore:
         try:
             link = await NatsLink.open(self._servers)
             try:
-                await link.subscribe(self._common, receive)
-                self._listening = link, receive
-                await self._join_or_leave()
+                for channel in (self._channel, f"{self._channel}.>"):
+                    await link.subscribe(channel, receive)
                 on_subscribed()
                 await link.ended
             finally:
-                self._listening = None
                 await link.close()
         except (Error, OSError) as error:
             raise self._unavailable(error) from error
 
-    async def set_interest(self, is_wanted: bool) -> None:
-        """See `StoreWithInterest.set_interest`."""
-        self._is_interested = is_wanted
-        try:
-            await self._join_or_leave()
-        except (Error, OSError) as error:
-            raise self._unavailable(error) from error
-
-    async def _join_or_leave(self) -> None:
-        async with self._joining:
-            if self._listening is not None:
-                link, receive = self._listening
-                for channel in (self._channel, f"{self._channel}.>"):
-                    if self._is_interested:
-                        await link.subscribe(channel, receive)
-                    else:
-                        await link.unsubscribe(channel)
-
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         async with self._connected() as link:
-            await link.send(self._common, payload)
+            await link.send(self._channel, payload)
 
 
 def sequence_of(message: Msg) -> int:

@@ -46,7 +46,7 @@ class NatsLink:
         self._numbers = count()
         self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
         """Requests in flight, by the last part of their reply subject."""
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: list[Subscription] = []
         self.ended: Future[None] = get_running_loop().create_future()
         self._error: Exception | None = None
 
@@ -87,17 +87,21 @@ class NatsLink:
 
     async def _on_error(self, error: Exception) -> None:
         self._error = error
+        if "permissions violation" in str(error).lower():  # of some call: it has no other answer
+            self._fail_calls(PermissionError(str(error)))
 
     def _on_end(self, task: "Task[None] | None") -> None:
         if task is not None and not task.cancelled():
             self._error = task.exception() or self._error  # type: ignore[assignment]
         if not self.ended.done():
             self.ended.set_result(None)
+        reason = self._error or "it was closed"
+        self._fail_calls(ConnectionError(f"the connection has ended: {reason}"))
+
+    def _fail_calls(self, error: Exception) -> None:
         for _, answered in self._calls.values():
             if not answered.done():
-                answered.set_exception(
-                    ConnectionError(f"the connection has ended: {self._error or 'it was closed'}")
-                )
+                answered.set_exception(error)
 
     @property
     def max_payload(self) -> int:
@@ -112,21 +116,14 @@ class NatsLink:
             pass  # the server closed it first
         finally:
             self._on_end(None)
-            for subscription in self._subscriptions.values():
+            for subscription in self._subscriptions:
                 if subscription._wait_for_msgs_task is not None:
                     subscription._wait_for_msgs_task.cancel()
 
     async def subscribe(self, subject: str, on_message: Callable[[Msg], Any]) -> None:
-        """Subscribes, unless it is subscribed already, and returns after the confirmation."""
-        if subject not in self._subscriptions:
-            self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_message)
+        """Subscribes, and returns after the confirmation."""
+        self._subscriptions.append(await self._client.subscribe(subject, cb=on_message))
         await self.ask(None, b"")
-
-    async def unsubscribe(self, subject: str) -> None:
-        """Ends a subscription, if it exists."""
-        subscription = self._subscriptions.pop(subject, None)
-        if subscription is not None:
-            await subscription.unsubscribe()
 
     async def send(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None

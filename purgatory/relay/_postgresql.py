@@ -1,12 +1,11 @@
-"""A store in PostgreSQL 13 or later: two tables, and two channels.
+"""A store in PostgreSQL 13 or later: two tables, and a channel.
 
     purgatory_versions     table of versions: key, version, changed (the last transaction), epoch.
                            The row with key 0xff has the epoch, the row 0xfe the state of
-                           forgetting; rows from 0xf8 on are announcements of processes
+                           forgetting
     purgatory_settled      table of delivered values: key, token, expires, value; created at first
-                           use
+                           use. Rows with keys from 0xf8 on are announcements of processes
     purgatory_news_2200    channel of all messages; 2200 is the schema of the tables
-    purgatory_quiet_2200   channel of all messages except changes, for processes without waits
 
 A version is raised by an UPDATE, optionally in the caller's transaction. The row is locked until
 that transaction ends, NOTIFY publishes the key if and only if it commits, and no other transaction
@@ -43,7 +42,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from json import dumps, loads
 from secrets import token_bytes, token_hex
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 from purgatory._core.errors import how_to_install
 
@@ -73,7 +72,6 @@ from purgatory.relay._postgresql_queries import (
     ADOPT,
     AGE,
     ANNOUNCE,
-    ANNOUNCEMENT_KEY,
     ANNOUNCEMENTS,
     BEGIN_EPOCH,
     CALLERS_SETTINGS,
@@ -84,8 +82,8 @@ from purgatory.relay._postgresql_queries import (
     EPOCH_KEY,
     FORGET,
     FORGOTTEN_KEY,
+    IS_DIRECT,
     LOCK,
-    QUIET_CHANNEL,
     READ,
     RENEW,
     SAMPLE,
@@ -111,9 +109,6 @@ SHORT_LOCK_TIMEOUT: Final = 5
 """Milliseconds for which a statement waits for a locked row. The first value is longer than relays
 that write the same keys delay each other; the second applies once some row is known to be
 locked."""
-
-MAX_ANNOUNCEMENT_AGE: Final = 5_000
-"""Age, in milliseconds by the server's clock, above which announcements are ignored."""
 
 ANNOUNCED: Final = encode_announcement(Announcement("-", False, None)).decode()
 """Message about a new announcement in the table."""
@@ -173,31 +168,24 @@ class PostgresStore:
         """Name of the table with its schema; empty until it was found or created."""
         self._prefix = prefix
         self._reader = PooledConnection(url)
-        self._writer = PooledConnection(url)
-        self._is_interested = True
-        self._listener: Listener | None = None
-        self._announcement_key = b""
-        self._heard: dict[bytes, int] = {}
-        """Keys of the last announcements read -> their times."""
+        self._writer = PooledConnection(url, checks_mode=True)
+        self._announcement_key = b"\xf8" + token_bytes(8)
+        """No UTF-8 text begins with this byte or a higher one."""
+        self._heard: set[bytes] = set()
+        """Tokens of the announcements in the last read."""
 
     def _query(self, text: str) -> str:
-        channel, quiet = (
-            each.format(table=self._table, prefix=self._prefix) for each in (CHANNEL, QUIET_CHANNEL)
-        )
         return text.format(
             table=self._table,
             settled=self._settled_table,
-            channel=channel,
-            quiet=quiet,
+            channel=CHANNEL.format(table=self._table, prefix=self._prefix),
             rows=MAX_ROWS_PER_READ,
         )
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._is_interested = True
         self._is_checked = False
         self._settled_table = ""
-        self._announcement_key = ANNOUNCEMENT_KEY + token_bytes(8)
         async with self._connection(self._writer):
             pass
 
@@ -208,7 +196,7 @@ class PostgresStore:
         self._table = await self._check_table(connection, name, COLUMNS, CREATE)
         self._is_checked = True
         await self._begin_epoch(connection)
-        with suppress(asyncpg.InsufficientPrivilegeError, ValueError):  # raised at first use
+        with suppress(asyncpg.InsufficientPrivilegeError, Refused, ValueError):  # at first use
             await self._check_settled(connection)
 
     async def _check_settled(self, connection: Any) -> None:
@@ -244,6 +232,11 @@ class PostgresStore:
         elif row["has_code"]:
             problem = (
                 "is not a plain table: it has triggers, rules, policies, defaults or constraints"
+            )
+        elif row["missing"]:
+            raise Refused(
+                f"cannot use the table {name} at {self.address}: the role {row['role']} has no "
+                f"right to {', '.join(row['missing'])}"
             )
         else:
             found: str = row["name"]
@@ -533,74 +526,50 @@ class PostgresStore:
 
         async with self._connection(self._reader) as connection:
             connection.add_termination_listener(end)
-            channels = tuple(await connection.fetchrow(self._query("SELECT {channel}, {quiet}")))
-            listener = self._listener = Listener(
-                connection,
-                channels,
-                lambda _connection, _process, _channel, payload: on_message(payload),
-            )
-            await listener.listen(self._is_interested)
+            channel = await connection.fetchval(self._query("SELECT {channel}"))
+            await connection.add_listener(channel, lambda *words: on_message(words[-1]))
         try:
             on_subscribed()
             await ended
         finally:
-            self._listener = None
             connection.terminate()
-
-    async def set_interest(self, is_wanted: bool) -> None:
-        """See `StoreWithInterest.set_interest`."""
-        self._is_interested = is_wanted
-        if self._listener is not None:
-            async with self._connection(self._reader) as connection:
-                if self._listener is not None and self._listener.connection is connection:
-                    await self._listener.listen(self._is_interested)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         # On the writer's connection: so a probe shows that it is alive, too.
         async with self._connection(self._writer) as connection:
-            query = "SELECT pg_notify({channel}, $1), pg_notify({quiet}, $1)"
-            await connection.execute(self._query(query), payload.decode())
+            await connection.execute(
+                self._query("SELECT pg_notify({channel}, $1)"), payload.decode()
+            )
 
     async def announce(self, payload: bytes) -> None:
         """See `StoreWithAnnouncements.announce`."""
-        words = self._announcement_key, payload.decode(), ANNOUNCED, MAX_ANNOUNCEMENT_AGE
-        async with self._connection(self._writer) as connection:
+        words = self._announcement_key, token_bytes(16), payload, ANNOUNCED
+        async with self._settled_connection(self._writer) as connection:
             await connection.execute(self._query(ANNOUNCE), *words)
 
     async def announcements(self) -> list[bytes]:
         """See `StoreWithAnnouncements.announcements`."""
-        known = list(self._heard), list(self._heard.values())
-        words = *known, MAX_ANNOUNCEMENT_BYTES, MAX_ANNOUNCEMENT_AGE
-        async with self._connection(self._reader) as connection:
-            rows = await connection.fetch(self._query(ANNOUNCEMENTS), *words)
-        self._heard.update((key, time) for key, time, _ in rows)
-        oldest = max(self._heard.values(), default=0) - 3 * MAX_ANNOUNCEMENT_AGE
-        self._heard = {key: time for key, time in self._heard.items() if time > oldest}
-        return [payload.encode() for _, _, payload in rows]
-
-
-class Listener(NamedTuple):
-    """Listens, on a connection, to one of two channels: with changes or without."""
-
-    connection: Any
-    channels: Sequence[str]
-    callback: Callable[..., None]
-
-    async def listen(self, is_interested: bool) -> None:
-        """Listens to the wanted channel, and then leaves the other."""
-        wanted, other = self.channels if is_interested else reversed(self.channels)
-        await self.connection.add_listener(wanted, self.callback)
-        await self.connection.remove_listener(other, self.callback)
+        async with self._settled_connection(self._reader) as connection:
+            rows = await connection.fetch(self._query(ANNOUNCEMENTS), MAX_ANNOUNCEMENT_BYTES)
+        before, self._heard = self._heard, {token for token, _ in rows}
+        return [payload for token, payload in rows if token not in before]
 
 
 @final
 class PooledConnection:
     """One connection with the settings of `SETTINGS`, used by one task at a time. An error or a
-    cancellation terminates it; `connect` then opens a new one."""
+    cancellation terminates it; `connect` then opens a new one.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: the server's address.
+        checks_mode: whether to check, the first time, that a pooler there gives each client a
+            connection for its session.
+    """
+
+    def __init__(self, url: str, *, checks_mode: bool = False) -> None:
         self._url = url
+        self._checks_mode = checks_mode
         is_single = len(hosts_of(url)) == 1
         self._attributes = None if is_single or "target_session_attrs=" in url else "primary"
         self._lock = Lock()
@@ -610,17 +579,59 @@ class PooledConnection:
         """Connects, unless it is connected."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
-                connection = await asyncpg.connect(
-                    self._url,
-                    server_settings={"application_name": "purgatory.relay"},
-                    target_session_attrs=self._attributes,
-                )
+                connection = await self._open()
                 try:
-                    await connection.execute(SETTINGS.format(lock_timeout=LOCK_TIMEOUT))
+                    direct = IS_DIRECT.format(pid=connection.get_server_pid())
+                    if await self._set(connection, direct) == "SELECT 0":
+                        if self._checks_mode:
+                            await self._check_mode(connection)
+                            self._checks_mode = False
+                        await self._set(connection, "true")
                 except BaseException:
                     connection.terminate()
                     raise
                 self._connection = connection
+
+    async def _open(self) -> Any:
+        return await asyncpg.connect(
+            self._url,
+            server_settings={"application_name": "purgatory.relay"},
+            target_session_attrs=self._attributes,
+        )
+
+    async def _set(self, connection: Any, condition: str) -> str:
+        """Sets `SETTINGS`, and returns how many, as `SELECT 6`."""
+        settings = SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
+        status: str = await connection.execute(settings)
+        return status
+
+    async def _check_mode(self, connection: Any) -> None:
+        """Checks that no pooler shares this connection's server process with other clients. Sets
+        nothing, so that nothing is left for them.
+
+        Raises:
+            Refused: a pooler does.
+        """
+        own, is_shared = await backend_of(connection), False
+        other = await self._open()
+        try:
+            for _ in range(3):  # a third client may have the shared process in between
+                await other.execute("BEGIN")
+                others = [await backend_of(each) for each in (other, connection)]
+                await other.execute("ROLLBACK")
+                is_shared |= own in others[:1] or own not in others[1:]
+        except asyncpg.PostgresError as error:
+            if "pooling mode" not in str(error):  # statement mode refuses transactions
+                raise
+            is_shared = True
+        finally:
+            other.terminate()
+        if is_shared:
+            raise Refused(
+                f"cannot use {without_password(self._url)}: a pooler there shares server "
+                "connections between transactions, but LISTEN needs its own: use the mode `session` (PgBouncer's pool_mode) for this "
+                "user or database, or the server's own address"
+            )
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
@@ -641,6 +652,18 @@ class PooledConnection:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+async def backend_of(connection: Any) -> int:
+    """Id of the server process that answers. A COPY needs no prepared statement, which a pooler
+    could give to another process."""
+    parts: list[bytes] = []
+
+    async def keep(data: bytes) -> None:
+        parts.append(data)
+
+    await connection.copy_from_query("SELECT pg_backend_pid()", output=keep)
+    return int(b"".join(parts))
 
 
 @asynccontextmanager

@@ -1,5 +1,5 @@
-"""The queries of a store in PostgreSQL. {table} is the table of versions; {channel} and {quiet} are
-names of channels; {settled} is the table of delivered values."""
+"""The queries of a store in PostgreSQL. {table} is the table of versions, {channel} the name
+of the channel, {settled} the table of delivered values."""
 
 from typing import Final
 
@@ -9,16 +9,12 @@ FORGOTTEN_KEY: Final = b"\xfe"
 """Key of the row that keeps the state of forgetting: in `changed` the last transaction whose change
 was forgotten, in `epoch` the samples as JSON."""
 
-ANNOUNCEMENT_KEY: Final = b"\xf8"
-"""First byte of the key of an announcement; the process's id follows. The time, in ms, is in
-`version`, and the announcement in `epoch`. No UTF-8 text begins with this byte or a higher one."""
-
 SETTINGS: Final = """
-    SET statement_timeout = 0;
+    SELECT pg_catalog.set_config('statement_timeout', '0', false) WHERE {condition};
     SELECT pg_catalog.set_config('search_path', coalesce(
         pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', '), ''), false)
     FROM pg_catalog.unnest(pg_catalog.array_remove(
-        pg_catalog.current_schemas(false), 'pg_catalog')) AS schema;
+        pg_catalog.current_schemas(false), 'pg_catalog')) AS schema HAVING {condition};
     SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
         ('default_transaction_isolation', 'read committed'),
         ('default_transaction_read_only', 'off'),
@@ -28,15 +24,20 @@ SETTINGS: Final = """
         ('idle_in_transaction_session_timeout', '10s'),
         ('idle_session_timeout', '0')
     ) AS settings (name, wanted) USING (name)
-    WHERE name <> 'default_transaction_read_only'
-        OR source IN ('database', 'user', 'database user')
+    WHERE (name <> 'default_transaction_read_only'
+        OR source IN ('database', 'user', 'database user')) AND {condition}
 """
 """Sets what the queries depend on, whatever the role or the database has set. A server that is
 read-only as a whole stays so. The `search_path` keeps its schemas, which have the tables, but
 `pg_catalog` is searched first. Settings that a server lacks are left out (`idle_session_timeout` is
 of PostgreSQL 14, `transaction_timeout` of 17).
 
-These are statements and no parameters of the connection, because PgBouncer refuses the latter."""
+These are statements and no parameters of the connection, because PgBouncer refuses the latter. With
+`IS_DIRECT` as the condition they change nothing behind a pooler."""
+
+IS_DIRECT: Final = "pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}"
+"""Whether the process that answers is the one to which the client connected: a pooler sends an id
+of its own."""
 
 CALLERS_SETTINGS: Final = """
     SELECT current_setting('transaction_isolation'), current_setting('standard_conforming_strings')
@@ -64,12 +65,14 @@ SHAPE: Final = """
             AND contype NOT IN ('p', 'n'))
             OR EXISTS (SELECT FROM pg_index WHERE indrelid = pg_class.oid
             AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
-            AS has_code
+            AS has_code,
+        ARRAY(SELECT verb FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS verb
+            WHERE NOT has_table_privilege(pg_class.oid, verb)) AS missing, current_user AS role
     FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
         JOIN pg_database ON datname = current_database()
     WHERE pg_class.oid = to_regclass($1)
 """
-"""Columns, owner and attached code of a table. Code that another role has attached (triggers,
+"""Columns, owner, attached code of a table, and the rights that this role lacks. Code that another role has attached (triggers,
 rules, policies, defaults, constraints, expressions of indexes) would run with the writer's rights.
 `typname` is always `pg_catalog`'s, whatever the `search_path`."""
 
@@ -91,8 +94,6 @@ CHANNEL: Final = (
     "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE oid = to_regclass('{table}'))"
 )
 
-QUIET_CHANNEL: Final = CHANNEL.replace("news", "quiet")
-
 READ: Final = """
     SELECT key, version, epoch, pg_current_snapshot()::text FROM {table}
         WHERE key = '\\xff' AND xmin = changed::xid
@@ -107,7 +108,7 @@ READ: Final = """
             AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         ORDER BY changed, key LIMIT {rows}
-    ) AS changes WHERE key < '\\xf8'
+    ) AS changes WHERE key < '\\xfe'
 """
 
 WRITE: Final = """
@@ -140,7 +141,7 @@ BEGIN_EPOCH: Final = """
             WHERE {table}.xmin <> {table}.changed::xid
         RETURNING epoch
     )
-    SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM begun
+    SELECT pg_notify({channel}, '[]') FROM begun
 """
 
 ADOPT: Final = """
@@ -164,7 +165,7 @@ SAMPLE: Final = """
 FORGET: Final = """
     WITH forgotten AS (
         DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT unnest($1::bytea[]) UNION ALL (
-            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xf8'
+            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xfe'
                 ORDER BY changed LIMIT $3
         ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid)
             RETURNING version, changed
@@ -187,7 +188,7 @@ RENEW: Final = """
         UPDATE {table} SET epoch = $1, changed = pg_current_xact_id()
             WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
     )
-    SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM renewed
+    SELECT pg_notify({channel}, '[]') FROM renewed
 """
 
 SETTLE: Final = """
@@ -235,26 +236,17 @@ SWEEP: Final = """
 """
 
 ANNOUNCE: Final = """
-    WITH now AS MATERIALIZED (
-        SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS time
-    ), outdated AS (
-        DELETE FROM {table} WHERE key = ANY (ARRAY(
-            SELECT key FROM {table} AS row CROSS JOIN now
-            WHERE key >= '\\xf8' AND key < '\\xfe' AND key <> $1 AND abs(version - time) > $4
-            FOR UPDATE OF row SKIP LOCKED
-        ))
-    ), announced AS (
-        INSERT INTO {table} SELECT $1, time, '0', $2 FROM now
-        ON CONFLICT (key) DO UPDATE SET version = excluded.version, epoch = excluded.epoch
+    WITH announced AS (
+        INSERT INTO {settled} VALUES ($1, $2, clock_timestamp() + interval '5 seconds', $3)
+        ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires,
+            value = excluded.value
     )
-    SELECT pg_notify({channel}, $3), pg_notify({quiet}, $3)
+    SELECT pg_notify({channel}, $4)
 """
 
 ANNOUNCEMENTS: Final = """
-    SELECT key, version, epoch FROM {table} CROSS JOIN extract(epoch FROM clock_timestamp()) AS now
-    WHERE key >= '\\xf8' AND key < '\\xfe' AND abs(version - now * 1000) <= $4
-        AND octet_length(epoch) <= $3
-        AND (key, version) NOT IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))
-    ORDER BY version LIMIT 256
+    SELECT token, value FROM {settled}
+    WHERE key >= '\\xf8' AND expires BETWEEN clock_timestamp()
+        AND clock_timestamp() + interval '5 seconds' AND octet_length(value) <= $1
+    ORDER BY expires LIMIT 256
 """
-"""Recent announcements, except the given ones."""

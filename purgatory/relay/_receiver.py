@@ -2,7 +2,7 @@
 
 The channel only names the settled keys, and any message may be lost. So a key is read when a wait
 for it begins, when a message names it, and whenever messages may have been missed: at each
-confirmed subscription, after joining the changes, at each resync and in a new epoch. Values are
+confirmed subscription, at each resync and in a new epoch. Values are
 kept only in the store: a value that was read goes to the current waiters and is then dropped.
 """
 
@@ -38,8 +38,6 @@ class Receiver:
         self._store, self._timeout, self._replies = store, timeout, replies
         self.waiters: dict[str, int] = {}
         """Keys -> number of waiters."""
-        self.waits = 0
-        """Number of waits begun so far."""
         self._to_read: dict[str, None] = {}
         self._task: Task[None] | None = None
         self.on_error: Callable[[Exception], None] = lambda _: None
@@ -48,7 +46,6 @@ class Receiver:
         """Adds a waiter and schedules a read of the key, even if it has other waiters: it may just
         have been settled."""
         self.waiters[key] = self.waiters.get(key, 0) + 1
-        self.waits += 1
         self._read_soon([key])
 
     def remove_waiter(self, key: str) -> None:

@@ -1,37 +1,36 @@
-"""A store in Redis, or Valkey: two keys, one more for each delivered value, and two channels.
+"""A store in Redis, or Valkey: two keys, one more for each delivered value, and a channel.
 
     {purgatory}:versions        hash: epoch, server, position, floor, and v:orders/7 -> its version
     {purgatory}:order           sorted set: v:orders/7 -> position of its last write
     {purgatory}:settled:pay/7   a token of 16 bytes and the delivered value, with a time to live
     {purgatory}:news:0          channel of database 0, since channels ignore databases
-    {purgatory}:news:0:quiet    channel of all messages except changes, for processes without waits
 
 Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction
 removes the epoch together with the versions, and the next script begins a new epoch. It also does
 so on another server than the epoch's first: a restarted server may have loaded an older dump, and a
 promoted replica may lack the last writes. Reading the server's run_id takes 6 µs of its time.
 
-All keys share one channel. Each process with waits receives each write, which costs it 40 µs if it
-has no waits for the key. A channel for each key would cost a subscription, its confirmation and a
-read for the first wait of each key, and all of these at once after a lost connection. On one
-channel the positions show missing messages.
+All keys share one channel, so each process receives each write, which costs it 40 µs if it has no
+waits for the key. A channel for each key would cost a subscription, its confirmation and a read for
+the first wait of each key, and all of these at once after a lost connection. On one channel the
+positions show missing messages.
 
-A process is subscribed to one of the two channels. To switch, it subscribes to the other, too, and
-leaves the first after the confirmation. The client resubscribes by itself after a lost connection;
-the only trace is another confirmation, the first one on its connection, which `listen` reports. On
-a cluster the braces put all keys into one slot, and messages go through sharded channels; so a
-relay uses only one node.
+On a cluster the braces put all keys into one slot, and messages go through sharded channels; so a
+relay uses only one node. Sentinels name one server, too. After each error the relay asks again
+which server has the keys, of another node or Sentinel each time, and leaves the last server if it
+is another one.
 """
 
 import re
-from asyncio import Future, get_running_loop
+from asyncio import Lock, get_running_loop
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
 from typing import Any, Final, final
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from purgatory._core.errors import how_to_install
 
@@ -39,14 +38,27 @@ try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
+    from redis.crc import key_slot
     from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
-from purgatory import RelayUnavailable
-from purgatory.relay._address import check_address, without_options, without_password
+from purgatory import RelayUnavailable, timeout
+from purgatory.relay._address import check_address, hosts_of, without_options, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
+from purgatory.relay._redis_scripts import (
+    AGE,
+    BEGIN,
+    FORGET,
+    ON_A_KEY,
+    READ,
+    RENEW,
+    RIGHTS,
+    SETTLE,
+    SETTLED,
+    WRITE,
+)
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
@@ -58,187 +70,20 @@ DEMOTION: Final = re.compile("READONLY|MASTERDOWN")
 DROP_INTERVAL: Final = 1.0
 """Seconds between two drops of connections, while the address still leads to the replica."""
 
+ASK_TIMEOUT: Final = 1.0
+"""Seconds within which a node or a Sentinel must answer, if there are others to ask."""
+
+SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
+
 MAX_ROWS_PER_READ: Final = 5_000
 """Limit of changes per read."""
-
-# KEYS: versions, order. ARGV: channel, command to publish, name of a possible new epoch, then the
-# arguments of the operation. Versions and positions are below 2^53, so they are exact as Lua's
-# numbers; but its tostring rounds them to 14 digits.
-BEGIN: Final = """
-local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
-local epoch, position, began_on, floor = false, false, false, false
-if versions == 'hash' then
-    epoch, position, began_on, floor =
-        unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position', 'server', 'floor'))
-end
-local info = redis.pcall('INFO', 'server')
-local server = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
-local function is_foreign()
-    if versions ~= 'hash' and versions ~= 'none' then return true end
-    if order ~= 'zset' and order ~= 'none' then return true end
-    if versions == 'hash' then return not epoch end
-    return order == 'zset' and not redis.call('ZSCORE', KEYS[2], 'epoch')
-end
-if not epoch or order ~= 'zset' then
-    if is_foreign() then return redis.error_reply('FOREIGN keys') end
-    redis.call('DEL', KEYS[1], KEYS[2])
-    epoch, position, began_on, floor = ARGV[3], '0', server, '0'
-    redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server, 'position', position)
-    redis.call('ZADD', KEYS[2], -1, 'epoch')
-end
-if began_on ~= server then
-    epoch = ARGV[3]
-    redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server)
-end
-floor = floor or '0'
-local function publish(channel, after, changes)
-    local head = '["' .. epoch .. '",' .. after .. ',' .. position
-    redis.call(ARGV[2], channel, head .. ',{' .. table.concat(changes, ',') .. '}]')
-end
-local function publish_epoch()
-    for _, channel in ipairs({ARGV[1], ARGV[1] .. ':quiet'}) do publish(channel, position, {}) end
-end
--- Redis does not undo a script after a refused command. So commands that may be refused come
--- first: rewrites of existing values, then the publication, and only then the writes.
-local function check_writes()
-    redis.call('HSET', KEYS[1], 'position', position)
-    redis.call('ZADD', KEYS[2], -1, 'epoch')
-end
-if epoch == ARGV[3] then publish_epoch() end
-"""
-
-READ: Final = """
--- further ARGV: since or '', limit of changes, names
-local changed = {}
-if ARGV[4] ~= '' and tonumber(ARGV[4]) < tonumber(position) then
-    changed = redis.call(
-        'ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
-end
-local names = {}
-for i = 1, #changed, 2 do names[#names + 1] = changed[i] end
-for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
-local numbers = {}
-for first = 1, #names, 1000 do
-    local some = {unpack(names, first, math.min(first + 999, #names))}
-    for i, version in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
-        numbers[#numbers + 1] = version or floor
-    end
-end
-return {epoch, position, changed, numbers, redis.call('HGET', KEYS[1], 'forgotten') or '0'}
-"""
-
-WRITE: Final = """
--- further ARGV, for each key: name, name in JSON, floor, increment; without keys, checks the rights
-local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
-for i = 4, #ARGV, 4 do
-    local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or floor)
-    local version = math.max(before, tonumber(ARGV[i + 2])) + tonumber(ARGV[i + 3])
-    local text = string.format('%.0f', version)
-    numbers[#numbers + 1] = text
-    if version > before then
-        fields[#fields + 1], fields[#fields + 2] = ARGV[i], text
-        changes[#changes + 1] = ARGV[i + 1] .. ':' .. text
-    end
-end
-if #changes > 0 then
-    check_writes()
-    position = string.format('%.0f', tonumber(position) + #changes)
-    publish(ARGV[1], after, changes)
-    for i = 1, #fields, 2 do scores[i], scores[i + 1] = position, fields[i] end
-    redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
-    redis.call('ZADD', KEYS[2], unpack(scores))
-elseif #ARGV == 3 then
-    check_writes()
-    publish_epoch()
-end
-return {epoch, after, position, numbers}
-"""
-
-AGE: Final = """
-local time = redis.call('TIME')
-local samples = redis.call('HGET', KEYS[1], 'samples') or '[]'
-return {epoch, time[1] + time[2] / 1e6 .. '', position, samples}
-"""
-
-FORGET: Final = """
--- further ARGV: samples or '', last position to forget or '', limit of keys, their epoch or '',
--- names
-if ARGV[7] ~= '' and ARGV[7] ~= epoch then return 0 end
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'samples', ARGV[4]) end
-local names = {unpack(ARGV, 8)}
-if ARGV[5] ~= '' then
-    names = redis.call('ZRANGEBYSCORE', KEYS[2], '0', ARGV[5], 'LIMIT', 0, ARGV[6])
-end
-local highest, count = tonumber(floor), 0
-local latest = tonumber(redis.call('HGET', KEYS[1], 'forgotten') or '0')
-for _, name in ipairs(names) do
-    local version = redis.call('HGET', KEYS[1], name)
-    if version then
-        highest = math.max(highest, tonumber(version))
-        latest = math.max(latest, tonumber(redis.call('ZSCORE', KEYS[2], name)))
-        redis.call('HDEL', KEYS[1], name)
-        redis.call('ZREM', KEYS[2], name)
-        count = count + 1
-    end
-end
-if count > 0 then
-    redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', highest),
-        'forgotten', string.format('%.0f', latest))
-end
-return count
-"""
-
-RENEW: Final = """
--- further ARGV: the epoch to end
-if epoch == ARGV[4] then
-    redis.call('HSET', KEYS[1], 'epoch', epoch)  -- a refusal comes here, before any change
-    epoch = ARGV[3]
-    publish_epoch()
-    redis.call('HSET', KEYS[1], 'epoch', epoch)
-end
-return {epoch}
-"""
-
-SETTLE: Final = """
--- KEYS: names of the values. ARGV: channel, command to publish; then, for each key: its name in
--- JSON, its token with the value, its time to live in ms. Commands that may be refused come first:
--- SET with XX changes nothing on a missing key.
-local settled, new, names = {}, {}, {}
-for i = 1, #KEYS do
-    local value = ARGV[3 * i + 1]
-    local length = redis.call('STRLEN', KEYS[i])
-    if length == 0 then
-        redis.call('SET', KEYS[i], '', 'XX')
-        new[#new + 1] = i
-        names[#names + 1] = ARGV[3 * i]
-        settled[i] = 1
-    else
-        settled[i] = redis.call('GETRANGE', KEYS[i], 0, 15) == string.sub(value, 1, 16) and 1 or 0
-    end
-end
-if #new > 0 then
-    redis.call(ARGV[2], ARGV[1], '{"settled":[' .. table.concat(names, ',') .. ']}')
-end
-for _, i in ipairs(new) do redis.call('SET', KEYS[i], ARGV[3 * i + 1], 'PX', ARGV[3 * i + 2]) end
-return settled
-"""
-
-SETTLED: Final = """
--- KEYS: names of the values. ARGV: size at which the read ends, in bytes
-local values, size = {}, 0
-for i = 1, #KEYS do
-    local value = size <= tonumber(ARGV[1]) and redis.call('GET', KEYS[i])
-    values[i] = value
-    if value then size = size + #value - 16 end
-end
-return values
-"""
 
 
 @final
 class RedisStore:
     """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`; also at
-    `valkey://...` or `valkeys://...`. See `purgatory.relay.Store`."""
+    `valkey://...` or `valkeys://...`, and at the server that Sentinels name,
+    `redis+sentinel://host1:port,host2:port/service/database`. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         # All servers support version 2 of the protocol. Callers set time limits and retry. The same
@@ -251,10 +96,33 @@ class RedisStore:
             "encoding": "utf-8",
         }
         self.address = without_password(url)
-        self._url = without_options(check_address(url), self._options)
+        has_sentinels = "+sentinel:" in url.partition("//")[0].lower()
+        given = check_address(url, takes_several_hosts=has_sentinels)
+        self._url = without_options(given, {*self._options, *SENTINEL_OPTIONS})
+        parts = urlsplit(self._url)
+        self._service = ""
+        """Name under which Sentinels know the servers; empty without Sentinels."""
+        self._sentinel_user: dict[str, Any] = {}
+        if has_sentinels:
+            self._service, _, database = unquote(parts.path).strip("/").partition("/")
+            if not self._service:
+                raise ValueError(
+                    f"cannot use {self.address}: expected the name of the service after the hosts, "
+                    "redis+sentinel://host1:26379,host2:26379/service/0"
+                )
+            self._url = urlunsplit(parts._replace(path=f"/{database or 0}"))
+            self._sentinel_user = {
+                name.removeprefix("sentinel_"): value
+                for name, value in parse_qsl(urlsplit(given).query)
+                if name in SENTINEL_OPTIONS
+            }
+        self._hosts = deque(hosts_of(self._url))
+        """Hosts to ask which server has the keys; the next one first."""
+        self._host = "" if has_sentinels else self._hosts[0]
+        """The host that `_client` connects to; empty before Sentinels have named one."""
         try:
-            self._seed = Redis.from_url(self._url, **self._options)
-            pool: Any = self._seed.connection_pool
+            self._client = self._make_client(self._hosts[0], is_found=True)
+            pool: Any = self._client.connection_pool
             pool.make_connection()  # checks the options; it does not connect
         except (TypeError, ValueError):  # their texts may have values, and so secrets
             names = ", ".join(name for name, _ in parse_qsl(urlsplit(self._url).query))
@@ -262,67 +130,71 @@ class RedisStore:
                 f"cannot use {self.address}: an option of the client has a wrong name or value, "
                 f"one of {names}"
             ) from None
-        self._client: Redis | None = None
-        """Client of the server that has the keys; None until the first use."""
+        self._is_found = False
+        """Whether `_client` connects to the server that has the keys, as far as is known."""
+        self._finding = Lock()
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
-        self._channel = (
-            f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
-        )
-        self._quiet_channel = f"{self._channel}:quiet"
+        self._channel = f"{{{prefix}}}:news:{pool.connection_kwargs.get('db') or 0}"
         self._may_drop_at = 0.0
         """Loop time from which connections to a replica may be dropped again."""
-        self._is_interested = True
         self._pubsub: Any = None
-        """The subscriptions, while it listens."""
-        self._confirmed: Future[None] | None = None
-        """Future of the latest `set_interest`, done at its confirmation."""
+        """The subscription, while it listens."""
         self._scripts = {
-            text: self._seed.register_script(BEGIN + text)
+            text: self._client.register_script(BEGIN + text)
             for text in (READ, WRITE, AGE, FORGET, RENEW)
         }
         self._prefix = prefix
-        self._settle_script, self._settled_script = map(
-            self._seed.register_script, (SETTLE, SETTLED)
+        self._settle_script, self._settled_script, self._rights_script = map(
+            self._client.register_script, (SETTLE, SETTLED, RIGHTS)
         )
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._is_interested = True
-        await self.write(())  # the user may lack the right to write or to publish
+        async with self._connected() as client:
+            words = self._publish, *ON_A_KEY
+            key = self._value_name(token_hex(8))
+            refused = await self._rights_script(keys=[key], args=words, client=client)
+        if refused:
+            names = ", ".join(word.decode() for word in refused)
+            raise Refused(
+                f"cannot use {self.address}: its user has no permission to run {names} on the keys "
+                f"{{{self._prefix}}}:* and the channel {self._channel}"
+            )
+        await self.write(())
 
     async def close(self) -> None:
         """See `Store.close`."""
-        await self._seed.aclose()
-        if self._client is not None:
-            await self._client.aclose()
+        await self._client.aclose()
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Redis]:
         """A connected client of the server that has the keys. Translates its errors."""
         kind: type[RelayUnavailable] = NotWritten
         try:
-            if self._client is None:
-                self._client = await self._find_server()
-            pool: Any = self._client.connection_pool
+            async with self._finding:
+                if not self._is_found:
+                    await self._find_server()
+            client = self._client
+            pool: Any = client.connection_pool
             await pool.release(await pool.get_connection())
             kind = RelayUnavailable
-            yield self._client
-        except (RedisError, OSError) as error:
-            if isinstance(error, ResponseError) and (
-                "FOREIGN" in str(error) or "WRONGTYPE" in str(error)
-            ):
+            yield client
+        except BaseException as error:
+            self._is_found = False  # another server may have the keys now
+            if not isinstance(error, (RedisError, OSError)) or isinstance(error, RelayUnavailable):
+                raise
+            if "FOREIGN" in str(error) or "WRONGTYPE" in str(error):
                 names = " or ".join([*self._names, self._value_name("*")])
                 raise ValueError(
                     f"cannot use {names} at {self.address}: it is not a relay's, and was left alone"
                 ) from error
             if DEMOTION.search(str(error)) or isinstance(error, ReadOnlyError):
                 await self._drop_connections()
-            if isinstance(error, ResponseError) and self._client is not self._seed:
-                self._client = None  # on a cluster the keys may have moved
             if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
                 kind = Refused if REFUSAL.search(str(error)) else NotWritten
-            raise kind(f"cannot use {self.address}: {error}") from error
+            reason = str(error) or "no answer"
+            raise kind(f"cannot use {self.address}: {reason}") from error
 
     async def _drop_connections(self) -> None:
         """Drops the subscription and all idle connections: this server is a replica now, and the
@@ -334,29 +206,73 @@ class RedisStore:
         with suppress(RedisError, OSError):  # some connection was lost already
             if self._pubsub is not None and self._pubsub.connection is not None:
                 await self._pubsub.connection.disconnect(nowait=True)
-            if self._client is not None:
-                await self._client.connection_pool.disconnect(inuse_connections=False)
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
-    async def _find_server(self) -> Redis:
-        info: dict[str, Any] = await self._seed.info("cluster")
-        self._is_cluster = bool(info.get("cluster_enabled"))
-        if not self._is_cluster:
-            return self._seed
-        ask: Any = self._seed.execute_command
-        slot = await ask("CLUSTER KEYSLOT", self._names[0])
-        for first, last, [host, port, *_], *_ in await ask("CLUSTER SLOTS"):
-            if first <= slot <= last:
-                parts = urlsplit(self._url)
-                # The host is empty if a node does not know its own name.
-                known = host.decode() if host else parts.hostname or ""
-                known = f"[{known}]" if ":" in known else known  # IPv6
-                netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
-                return Redis.from_url(
-                    urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options
+    async def _find_server(self) -> None:
+        """Finds the server that has the keys. If it is another one than before, drops all
+        connections to the last one."""
+        host, before = self._hosts[0], self._client
+        limit = ASK_TIMEOUT if len(self._hosts) > 1 else None
+        self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
+        asked = before if host == self._host else self._make_client(host)
+        try:
+            async with timeout(limit):
+                found = await self._ask(asked, host)
+            if found != self._host:
+                self._host = found
+                self._client = asked if found == host else self._make_client(found, is_found=True)
+            self._is_found = True
+        finally:
+            for client in {before, asked} - {self._client}:
+                await client.aclose()
+
+    async def _ask(self, client: Redis, host: str) -> str:
+        """The host that has the keys, as `host` says."""
+        ask: Any = client.execute_command
+        if self._service:
+            found = await ask("SENTINEL GET-MASTER-ADDR-BY-NAME", self._service)
+            if not found:
+                raise NotWritten(
+                    f"cannot use {self.address}: the Sentinel at {host} knows no server of "
+                    f"{self._service!r}"
                 )
-        raise RelayUnavailable(
-            f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}"
-        )
+            return netloc(*found)
+        try:
+            slots = await ask("CLUSTER SLOTS")
+        except ResponseError:  # no cluster
+            self._is_cluster = False
+            return host
+        self._is_cluster = True
+        slot = key_slot(self._names[0].encode())
+        nodes, owner = hosts_of(self._url), ""
+        for first, last, *servers in slots:
+            # The host is empty if a node does not know its own name.
+            names = [
+                netloc(each[0] or urlsplit(f"//{host}").hostname or "", each[1]) for each in servers
+            ]
+            nodes += names
+            if first <= slot <= last:
+                owner = names[0]
+        if not owner:
+            raise NotWritten(
+                f"cannot use {self.address}: no node of the cluster has the slot of "
+                f"{self._names[0]}"
+            )
+        known = [each for each in self._hosts if each in nodes]
+        self._hosts = deque(dict.fromkeys([*known, *nodes]))
+        return owner
+
+    def _make_client(self, host: str, is_found: bool = False) -> Redis:
+        """A client of the server or Sentinel at `host`."""
+        parts = urlsplit(self._url)
+        user, at, _ = parts.netloc.rpartition("@")
+        if self._service and not is_found:
+            url = urlunsplit(parts._replace(netloc=host, path=""))
+            return Redis.from_url(url, **self._options, **self._sentinel_user)
+        wanted = f"{user}{at}{host}"
+        is_own = wanted == parts.netloc
+        url = self._url if is_own else urlunsplit(parts._replace(netloc=wanted))
+        return Redis.from_url(url, **self._options)
 
     async def _run_script(self, script: str, *arguments: Any) -> Any:
         async with self._connected() as client:
@@ -458,77 +374,31 @@ class RedisStore:
         self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
     ) -> None:
         """See `Store.listen`."""
-        is_new = False
         async with self._connected() as client, client.pubsub() as pubsub:
             try:
-                await self._subscribe(pubsub, self._wanted_channel)
+                subscribe = pubsub.ssubscribe if self._is_cluster else pubsub.subscribe
+                await subscribe(self._channel)
                 self._pubsub = pubsub
                 async for message in pubsub.listen():
-                    kind = message["type"]
-                    if kind in ("message", "smessage"):
+                    if message["type"] in ("message", "smessage"):
                         on_message(message["data"])
-                    elif kind in ("subscribe", "ssubscribe"):
-                        is_new = is_new or message["data"] == 1  # first one on its connection
-                        if await self._on_confirmed(pubsub, message["channel"].decode()) and is_new:
-                            is_new = False
-                            on_subscribed()
+                    elif message["type"] in ("subscribe", "ssubscribe"):
+                        on_subscribed()  # also after the client itself has connected again
             finally:
                 self._pubsub = None
-                self._set_confirmed()
-
-    async def set_interest(self, is_wanted: bool) -> None:
-        """See `StoreWithInterest.set_interest`."""
-        self._is_interested = is_wanted
-        pubsub = self._pubsub
-        if pubsub is None:
-            return
-        confirmed = self._confirmed = get_running_loop().create_future()
-        try:
-            # Not `pubsub.subscribe`: after a lost connection it reconnects, concurrently with the
-            # listening task, on the same socket. The listening task resubscribes by itself.
-            if pubsub.connection.is_connected:
-                verb = "SSUBSCRIBE" if self._is_cluster else "SUBSCRIBE"
-                await pubsub.connection.send_command(verb, self._wanted_channel, check_health=False)
-        except (RedisError, OSError) as error:
-            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
-        await confirmed
 
     @property
     def _publish(self) -> str:
         return "SPUBLISH" if self._is_cluster else "PUBLISH"
 
-    @property
-    def _wanted_channel(self) -> str:
-        return self._channel if self._is_interested else self._quiet_channel
-
-    async def _subscribe(self, pubsub: Any, channel: str) -> None:
-        await (pubsub.ssubscribe if self._is_cluster else pubsub.subscribe)(channel)
-
-    async def _on_confirmed(self, pubsub: Any, channel: str) -> bool:
-        """Handles the confirmation of a subscription. Returns whether it is the wanted one, and
-        then leaves the other."""
-        wanted = self._wanted_channel
-        subscribed = {
-            name.decode()
-            for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)
-        }
-        if wanted not in subscribed:  # the client does not track it, and would not renew it
-            await self._subscribe(pubsub, wanted)
-        if channel != wanted:
-            return False
-        self._set_confirmed()
-        for name in subscribed - {wanted}:
-            await (pubsub.sunsubscribe if self._is_cluster else pubsub.unsubscribe)(name)
-        return True
-
-    def _set_confirmed(self) -> None:
-        if self._confirmed is not None and not self._confirmed.done():
-            self._confirmed.set_result(None)
-
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connected() as client, client.pipeline(transaction=False) as pipeline:
-            publish: Any = pipeline.execute_command
-            for channel in (self._channel, self._quiet_channel):
-                publish(self._publish, channel, payload)
-            await pipeline.execute()
+        async with self._connected() as client:
+            publish: Any = client.execute_command
+            await publish(self._publish, self._channel, payload)
+
+
+def netloc(host: bytes | str, port: int) -> str:
+    """Host and port as in an address, where an IPv6 address is in brackets."""
+    name = host if isinstance(host, str) else host.decode()
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"

@@ -50,13 +50,11 @@ class RelayStatistics:
     """Loop time at which `is_connected` last changed."""
     received: int
     """Number of versions received in messages, including its own versions and keys without a waiter
-    in this process. Without any waiter, messages stop some seconds after the last wait, unless a
-    purgatory is attached."""
+    in this process."""
     sent: int
     """Number of changes written; several changes of one key in one write count once."""
     resyncs: int
-    """Number of reads of the changes. In a process without waiters, these reads only compare the
-    store's epoch and position."""
+    """Number of reads of the changes."""
     healed: int
     """Number of versions found by a resync whose messages were lost."""
     epochs: int
@@ -552,7 +550,7 @@ class Relay:
                 )
         if purgatory not in self._attached:
             self._attached.append(purgatory)
-        self._follower.report_all_keys()
+        self._follower.reports_all_keys = True
         if self._sync is not None:
             self._sync.wake()
 

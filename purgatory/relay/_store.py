@@ -15,6 +15,8 @@ STORES: Final = {
     "valkey": ("_redis", "RedisStore"),
     "valkeys": ("_redis", "RedisStore"),
     "unix": ("_redis", "RedisStore"),
+    "redis+sentinel": ("_redis", "RedisStore"),
+    "rediss+sentinel": ("_redis", "RedisStore"),
     "postgresql": ("_postgresql", "PostgresStore"),
     "postgresql+asyncpg": ("_postgresql", "PostgresStore"),
     "postgres": ("_postgresql", "PostgresStore"),
@@ -62,8 +64,8 @@ class Store(Protocol):
     # read its keys, and an announcement as a hint to read `announcements`: see
     # `StoreWithAnnouncements`. Without these methods such a store lists no workers.
 
-    # Optional methods: see `StoreWithInterest` (without it `listen` always receives all changes)
-    # and `StoreWithDeliveries` (without it a relay can neither deliver nor receive).
+    # Optional methods: see `StoreWithDeliveries`. Without them a relay can neither deliver nor
+    # receive.
 
     async def open(self) -> None:
         """Creates its tables, streams or keys unless they exist. Called before all other methods,
@@ -138,20 +140,6 @@ class Store(Protocol):
         ...
 
 
-class StoreWithInterest(Store, Protocol):
-    """A store that sends no changes to processes without waits."""
-
-    async def set_interest(self, is_wanted: bool) -> None:
-        """Sets whether `listen` receives the messages of `write`, in the current subscription and
-        in later ones. After `open` it does. It always receives the messages of `renew` and `send`.
-
-        Returns after the confirmation: with `is_wanted`, `listen` receives each change made from
-        then on. Without it, `listen` may still receive some changes, and it may receive messages of
-        `send` twice. Without a subscription this returns at once.
-        """
-        ...
-
-
 class StoreWithDeliveries(Store, Protocol):
     """A store that also keeps delivered values, each for a limited time. Their keys are separate
     from the keys of versions.
@@ -168,8 +156,7 @@ class StoreWithDeliveries(Store, Protocol):
         self, deliveries: Sequence[Delivery], connection: Any = None
     ) -> Mapping[str, bool]:
         """Settles keys that are not settled yet, each in one atomic step. Publishes the newly
-        settled keys with `encode_settled`, to the listeners that receive changes, unless the
-        channel loses the message.
+        settled keys with `encode_settled`, unless the channel loses the message.
 
         Args:
             deliveries: at most 100, with different keys. A key already settled with the token of
@@ -244,6 +231,6 @@ def open_store(url: str | Store, prefix: str) -> Store:
         return store
     raise ValueError(
         f"cannot open a store at {without_password(url)!r}: the address must begin with "
-        "file://, redis://, rediss://, valkey://, valkeys://, unix://, postgresql://, nats:// or "
-        "tls:// (NATS)"
+        "file://, redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, "
+        "postgresql://, nats:// or tls:// (NATS)"
     )

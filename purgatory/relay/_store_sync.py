@@ -4,9 +4,6 @@ One task listens to the channel, and subscribes again after a subscription has e
 does the follower's reads, one at a time; requests made during a read go into the next one. A
 short-lived task sends an announcement now and then.
 
-While this process has no waiters and no attached purgatory, the store need not send changes to it.
-Another task notifies the store when this state begins and ends.
-
 A timer finds losses that no message shows: every `resync` seconds it reads the changes, and sends a
 probe through the channel. If the probe does not return in time, the connection is dead, even if it
 reports no error, and is replaced.
@@ -26,7 +23,7 @@ from asyncio import (
 )
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from itertools import count, islice
+from itertools import islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
@@ -55,10 +52,6 @@ REORDER_DELAY: Final = 0.02
 
 ANNOUNCEMENT_DELAY: Final = 0.05
 """Seconds for which announcements gather before one read fetches them all."""
-
-LEAVE_DELAY: Final = 5.0
-"""Seconds without a wait before the process leaves the changes, so that short waits do not cause
-constant joining and leaving."""
 
 MAX_SWEEP_INTERVAL: Final = 60.0
 """Maximum seconds between two searches for keys to forget."""
@@ -98,9 +91,6 @@ class StoreSync:
         receiver.on_error = self._log_error
         self._resync, self._timeout = resync, timeout
         self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
-        self._set_interest: Callable[[bool], Awaitable[None]] | None = getattr(
-            store, "set_interest", None
-        )
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
@@ -127,8 +117,6 @@ class StoreSync:
         subscription, but not after each hint."""
         self._takes_writes = True
         """Whether the last write succeeded."""
-        self._has_interest = Event()
-        """Set when this process needs changes that the store does not send yet."""
         self.is_current = Event()
         """Set while `follower.is_current` holds and the store accepts writes."""
         self.opened: Future[None] = self._loop.create_future()
@@ -142,12 +130,6 @@ class StoreSync:
             self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
         ]
-        if self._set_interest is not None:
-            self._tasks.append(
-                self._loop.create_task(
-                    self._keep_interest(), name="purgatory.relay: joining and leaving"
-                )
-            )
         if self._announcements is not None:
             self._tasks.append(
                 self._loop.create_task(
@@ -179,17 +161,10 @@ class StoreSync:
         """Starts the reads and timers that the follower needs. Call it after each event that may
         have changed these needs."""
         follower = self._follower
-        if not follower.is_joined and self._is_interested:
-            self._has_interest.set()
         if follower.needs_read:
             self._has_work.set()
         elif follower.has_gap and self._gap_timer is None:
             self._gap_timer = self._loop.call_later(REORDER_DELAY, self._fill_gap)
-
-    @property
-    def _is_interested(self) -> bool:
-        """Whether this process needs changes or deliveries."""
-        return self._follower.has_interest or bool(self._receiver.waiters)
 
     def read(self, key: str) -> Future[int]:
         """Reads the version of `key` from the store. The read starts after this call."""
@@ -375,7 +350,7 @@ class StoreSync:
             else:
                 failures = 0
                 self._update_connected()
-                if request.is_resync and self._is_probe_due and not follower.needs_changes:
+                if request.since is not None and self._is_probe_due and not follower.needs_changes:
                     self._is_probe_due = False
                     self._schedule_resync()
                     await self._probe()
@@ -437,44 +412,6 @@ class StoreSync:
         self._gap_timer = None
         if self._follower.has_gap:
             self._read_changes(self._follower.resync)
-
-    # -- joining and leaving the changes
-
-    async def _keep_interest(self) -> None:
-        """Leaves the changes after `LEAVE_DELAY` without a wait, and joins them at the next
-        wait."""
-        follower, receiver = self._follower, self._receiver
-        while True:
-            waits = follower.waits + receiver.waits
-            await sleep(LEAVE_DELAY)
-            if self._is_interested or follower.waits + receiver.waits > waits:
-                continue
-            follower.leave()
-            self._has_interest.clear()
-            await self._try_set_interest(False)  # a failure only means unneeded messages
-            await self._has_interest.wait()
-            for failures in count():
-                if await self._try_set_interest(True):
-                    break
-                await sleep(backoff(failures))
-            follower.on_joined()
-            receiver.recheck()
-            self.wake()
-
-    async def _try_set_interest(self, is_wanted: bool) -> bool:
-        assert self._set_interest is not None
-        try:
-            async with timeout(self._timeout):
-                await self._set_interest(is_wanted)
-        except TimeoutError:
-            self._log_error(
-                RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s")
-            )
-            return False
-        except Exception as error:
-            self._log_error(error)
-            return False
-        return True
 
     # -- forgetting
 

@@ -66,8 +66,7 @@ def check(function: Check) -> Check:
 def store_checks() -> list[Check]:
     """All checks. Each takes a function that makes a new object for the same store, which has to be
     empty, and raises `AssertionError` if the store breaks a promise of `purgatory.relay.Store`. The
-    checks of `StoreWithInterest` and `StoreWithDeliveries` do nothing with a store that lacks these
-    methods."""
+    checks of `StoreWithDeliveries` do nothing with a store that lacks these methods."""
     return list(CHECKS)
 
 
@@ -350,60 +349,6 @@ async def a_listener_that_stops_disturbs_nobody(make: Make) -> None:
                 await write(store, ("b", 0, 1))
                 await until(lambda: len(messages) > count)
         await write(store, ("a", 0, 1))
-
-
-@check
-async def a_listener_without_interest_receives_all_but_changes_and_misses_none_when_it_has_one(
-    make: Make,
-) -> None:
-    """For a store that has `set_interest`, which it need not."""
-    async with opened(make) as store, opened(make) as other:
-        set_interest = getattr(store, "set_interest", None)
-        if set_interest is None:
-            return
-        messages: list[bytes | str] = []
-
-        async def until_quiet() -> None:
-            """Writes until that is not received, though a probe is that was sent afterwards."""
-            end = get_running_loop().time() + TIMEOUT
-            while True:
-                messages.clear()
-                await write(other, ("a", 0, 1))
-                await other.send(b'"a probe"')
-                await until(lambda: b'"a probe"' in messages or '"a probe"' in messages)
-                if not has_news_of("a"):
-                    return
-                assert get_running_loop().time() < end, (
-                    "changes are received without an interest in them"
-                )
-
-        def has_news_of(key: str) -> bool:
-            received = [json.loads(message) for message in messages]
-            return any(
-                key in (message if is_hint(message) else message[3])
-                for message in received
-                if type(message) is list
-            )
-
-        for _ in range(
-            2
-        ):  # the second time it has no interest, and an earlier subscription, when it begins to listen
-            async with listening(store, messages):
-                await set_interest(False)
-                await until_quiet()
-                messages.clear()
-                await other.renew((await other.read((), None)).epoch)
-                await until(lambda: any(type(json.loads(message)) is list for message in messages))
-                for number in range(10):
-                    await set_interest(True)
-                    await write(other, (f"b{number}", 0, 1))
-                    await until(lambda number=number: has_news_of(f"b{number}"))  # type: ignore[misc]
-                    await set_interest(False)
-        await set_interest(True)
-        messages.clear()
-        async with listening(store, messages):
-            await write(other, ("c", 0, 1))
-            await until(lambda: has_news_of("c"))
 
 
 @check

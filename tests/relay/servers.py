@@ -105,7 +105,7 @@ class RedisServer(Server):
         else:
             command = need("redis-server", "needs redis-server: apt-get install redis-server")
         port, bus = free_ports(2)
-        self.folder = folder
+        self.folder, self.bus = folder, bus
         self.url = f"redis://127.0.0.1:{port}/0"
         plain = [
             "--port",
@@ -191,9 +191,9 @@ class PostgresServer(Server):
             else unavailable("needs PostgreSQL: apt-get install postgresql")
         )
 
-    def run(self, statement: str, user: str = "tester") -> str:
-        """Runs a statement as `user`, and returns its rows as text."""
-        url = self.url.replace("tester", user)
+    def run(self, statement: str, user: str = "tester", at: str = "") -> str:
+        """Runs a statement as `user`, here or at another address, and returns its rows as text."""
+        url = (at or self.url).replace("tester", user)
         command = [self._binaries() / "psql", "-v", "ON_ERROR_STOP=1", "-Atqc", statement, url]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -243,16 +243,17 @@ class PostgresServer(Server):
 
 
 class PgBouncer(Server):
-    """PgBouncer in front of a PostgreSQL; a client holds a server connection for its session."""
+    """PgBouncer in front of a PostgreSQL; a client holds a server connection for its `mode`: a
+    session, a transaction or a statement."""
 
-    def __init__(self, postgres: PostgresServer) -> None:
+    def __init__(self, postgres: PostgresServer, mode: str = "session") -> None:
         command = need("pgbouncer", "needs PgBouncer: apt-get install pgbouncer")
         port = free_port()
         settings = postgres.folder / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\npostgres = host=127.0.0.1 port={postgres.port} user=tester\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-            "auth_type = any\npool_mode = session\n"
+            f"auth_type = any\npool_mode = {mode}\n"
         )
         self.url = postgres.url.replace(str(postgres.port), str(port))
         super().__init__([command, str(settings)], port, postgres.user)
@@ -323,10 +324,10 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def pgbouncer() -> Iterator[tuple[PostgresServer, PgBouncer]]:
+def pgbouncer(mode: str = "session") -> Iterator[tuple[PostgresServer, PgBouncer]]:
     """A PostgreSQL, and a PgBouncer in front of it."""
     with postgres_server() as postgres:
-        pooler = PgBouncer(postgres)
+        pooler = PgBouncer(postgres, mode)
         try:
             yield postgres, pooler.start()
         finally:

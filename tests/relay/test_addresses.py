@@ -34,6 +34,12 @@ slow = pytest.mark.slow
         ("postgres://u:p@h/d", "postgresql://u:p@h/d", ["h"], "postgres://h/d"),
         ("postgresql+asyncpg://h/d", "postgresql://h/d", ["h"], "postgresql+asyncpg://h/d"),
         ("tls://h:4222", "tls://h:4222", ["h:4222"], "tls://h:4222"),
+        (
+            "redis+sentinel://u:p@a:1,b:2/main/3?sentinel_password=x",
+            "redis://u:p@a:1,b:2/main/3?sentinel_password=x",
+            ["a:1", "b:2"],
+            "redis+sentinel://a:1,b:2/main/3",
+        ),
         ("nats://u:p@a:1,b", "nats://u:p@a:1,b", ["a:1", "b"], "nats://a:1,b"),
         (
             "postgresql://[::1]:5,[::2]/d",
@@ -62,7 +68,7 @@ def test_address_is_understood(url: str, known: str, hosts: list[str], shown: st
         ("postgresql://a:secret,b/d", "the port must be a number"),
         ("redis://host/0?no_such_option=secret", r"wrong name or value, one of no_such_option"),
         ("redis://host/0?port=secret", "redis://host/0: .* wrong name or value, one of port"),
-        ("redis+sentinel://host:1/name", "must begin with .*redis://"),
+        ("redis+sentinel://u:secret@a:1,b:2", r"the service after the hosts, redis\+sentinel://"),
         ("postgresql+psycopg://host/d", "must begin with .*postgresql://"),
     ],
 )

@@ -177,32 +177,6 @@ def test_resync_recovers_lost_message(
     run(main)
 
 
-def test_process_without_receives_is_not_told_of_replies(
-    run: Runner, relay: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from purgatory.relay import _store_sync as store_sync
-
-    monkeypatch.setattr(store_sync, "LEAVE_DELAY", 0.05)
-
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            heard: list[tuple[str, ...]] = []
-            monkeypatch.setattr(here._receiver, "on_settled", heard.append)
-            await until(lambda: not here._follower.is_joined)
-            await asyncio.sleep(0.2)
-            for number in range(5):
-                await there.deliver(f"a{number}", b"value", ttl=FOREVER)
-            await asyncio.sleep(0.2)
-            assert not heard
-            monkeypatch.undo()
-            receiving = asyncio.create_task(here.receive("b", TIMEOUT))
-            await until(lambda: here._follower.is_joined)
-            await there.deliver("b", b"value", ttl=FOREVER)
-            assert await receiving == b"value"
-
-    run(main)
-
-
 def test_large_replies_arrive_whole_and_oversized_are_refused(
     run: Runner, relay: Callable[..., Relay], url: str
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from fcntl import LOCK_SH, flock
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from loops import Runner
 from relay_waits import knows, set_timeout, until
+from requirements import need, unavailable
 from servers import TIMEOUT, on_both_loops
 
 from purgatory import RelayUnavailable
@@ -314,5 +316,59 @@ def test_folder_path_may_exceed_socket_path_limit(run: Runner, tmp_path: Path) -
             await knows(here, "a")
             await there.bump("a")
             assert await waiting == 1
+
+    run(main)
+
+
+BUMP = """
+import asyncio, sys
+from purgatory.relay import Relay
+from purgatory.relay._file import boot_id
+
+async def main():
+    async with Relay(sys.argv[1]) as relay:
+        print(boot_id(), await relay.bump("a"), await relay.wait("b", 0, 60))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_containers_with_own_boot_ids_share_database(run: Runner, tmp_path: Path) -> None:
+    """A container (LXC, systemd-nspawn) has its own boot id, and a mount namespace."""
+    unshare = need("unshare", "needs unshare: apt-get install util-linux")
+    if os.getuid() != 0:
+        unavailable("needs root, to make a mount namespace")
+    (tmp_path / "boot_id").write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+    mount = f"mount --bind {tmp_path}/boot_id /proc/sys/kernel/random/boot_id"
+    url = f"file://{tmp_path}/app"
+
+    async def main() -> None:
+        async with Relay(url, resync=TIMEOUT, timeout=TIMEOUT) as here:
+            waiting = asyncio.create_task(here.wait("a", 0))
+            await knows(here, "a")
+            script = f'{mount} && exec "$0" "$@"'
+            command = [unshare, "--mount", "sh", "-c", script, sys.executable, "-c", BUMP, url]
+            pipe = asyncio.subprocess.PIPE
+            there = await asyncio.create_subprocess_exec(*command, stdout=pipe)
+            assert await waiting == await here.bump("b") == 1
+            assert (await there.communicate())[0].split() == [b"01234567", b"1", b"1"]
+
+    run(main)
+    assert len(list(tmp_path.glob("app/*.sqlite"))) == 1
+
+
+def test_folder_locked_by_another_machine_is_refused(run: Runner, tmp_path: Path) -> None:
+    """As over a network file system, through which processes see each other's locks only."""
+    (tmp_path / "purgatory.lock").write_text("01234567")
+
+    async def main() -> None:
+        with (tmp_path / "purgatory.lock").open("rb") as lock:
+            flock(lock, LOCK_SH)
+            with pytest.raises(RelayUnavailable, match=r"01234567 instead .* another machine\?"):
+                async with Relay(f"file://{tmp_path}", timeout=1.0):
+                    pass
+        async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
+            assert await relay.bump("a") == 1
 
     run(main)

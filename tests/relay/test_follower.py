@@ -2,8 +2,7 @@
 
 The store here is a dictionary. Between any two steps its messages may be lost, repeated, delayed
 and reordered, the connection may break, reads may fail before or after the store has answered, and
-the store may lose everything or go backwards. A process without waiters may leave the
-changes, and joins them again later.
+the store may lose everything or go backwards.
 """
 
 import os
@@ -86,7 +85,6 @@ class Process:
 
     channel: list[Any] = field(default_factory=list)
     is_subscribed: bool = False
-    is_sent_changes: bool = True
     waits: list[Wait] = field(default_factory=list)
     request: ReadRequest | None = None
     result: ReadResult | None = None
@@ -149,7 +147,7 @@ class Simulation(RuleBasedStateMachine):
 
     def publish(self, message: Any) -> None:
         for process in self.processes:
-            if process.is_subscribed and (process.is_sent_changes or not message.versions):
+            if process.is_subscribed:
                 process.channel.append(message)
 
     @rule(
@@ -227,28 +225,6 @@ class Simulation(RuleBasedStateMachine):
     @rule(at=PROCESSES)
     def resync(self, at: int) -> None:
         self.processes[at].follower.resync()
-
-    @rule(at=PROCESSES, is_told=st.booleans())
-    def leave(self, at: int, is_told: bool) -> None:
-        """All waits are given up, and the store is told now or later, or never."""
-        process = self.processes[at]
-        if not process.follower.is_joined:
-            process.is_sent_changes = False
-            return
-        for wait in [wait for wait in process.waits if wait.result is None]:
-            process.waits.remove(wait)
-            process.follower.remove_waiter(wait.key)
-        assert not process.follower.has_interest
-        process.follower.leave()
-        process.is_sent_changes = not is_told
-
-    @rule(at=PROCESSES, steps=st.sampled_from(["both", "both", "ask", "confirm"]))
-    def join(self, at: int, steps: str) -> None:
-        process = self.processes[at]
-        if steps != "confirm":
-            process.is_sent_changes = True
-        if steps != "ask" and process.is_sent_changes:
-            process.follower.on_joined()
 
     @rule(at=PROCESSES, steps=st.sampled_from(["all", "all", "request", "read", "fail"]))
     def read(self, at: int, steps: str) -> None:
@@ -329,28 +305,6 @@ class Simulation(RuleBasedStateMachine):
         self.store.epochs += 1
         self.store.record()
 
-    @rule(
-        at=PROCESSES,
-        key=st.sampled_from(KEYS),
-        steps=st.lists(st.sampled_from(["read", "request", "write", "ask"]), max_size=4),
-    )
-    def come_back(self, at: int, key: str, steps: list[str]) -> None:
-        """A process leaves, then has a waiter again; `steps` happen before it has joined."""
-        self.leave(at, is_told=True)
-        self.wait(at, key, 0)
-        for step in steps:
-            if step == "write":
-                self.write(1 - at, key, 0, 1, answered=True)
-            elif step == "ask":
-                self.join(at, "ask")
-            else:
-                self.read(at, "all" if step == "read" else step)
-        self.join(at, "both")
-        self.end_read(at, fails=False)
-        self.read_until_current(at)
-        wait = self.processes[at].waits[-1]
-        assert wait.result is not None or wait.seen == self.store.versions.get(key, 0)
-
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), chance=st.integers(0, 2))
     def roll_back(self, keys: list[str], chance: int) -> None:
         """The store goes back to its state before some writes, of which each process has received
@@ -407,8 +361,6 @@ class Simulation(RuleBasedStateMachine):
         """All messages are lost from now on; both processes read all they need, after a resync."""
         for _ in range(2):  # each process sees the other's writes at its next resync
             for at, process in enumerate(self.processes):
-                if not process.follower.is_joined:
-                    self.join(at, "both")
                 if not process.follower.is_subscribed:
                     self.subscribe(at)
                 process.follower.recheck()
@@ -729,80 +681,6 @@ def test_new_epoch_reports_every_key_to_attached_purgatory() -> None:
     answer(process, "f", 9)
     assert answer(process, "f", 9, a=1, b=5, c=7).since == 0
     assert process.changed == ["a", "b", "c"]
-
-
-def left(position: int) -> Process:
-    """A process that is up to date, and has left the changes."""
-    process = process_at(position)
-    assert not process.follower.has_interest
-    process.follower.leave()
-    return process
-
-
-def test_unsubscribed_process_finds_rollback_by_position_alone() -> None:
-    process = left(7)
-    process.follower.on_written(
-        ChangeMessage("e", 20, 21, {"a": 4}), 7
-    )  # of others it knows nothing
-    assert not process.follower.has_gap and not process.follower.needs_read
-    process.follower.resync()
-    assert answer(process, "e", 30) == ReadRequest((), None, {}, 21, 1, is_resync=True)
-    assert process.follower.is_current and process.follower.resyncs == 1
-    process.follower.resync()
-    answer(process, "e", 29)
-    assert process.follower.epoch_to_end == "e"
-    answer(process, "f", 29)
-    assert (process.follower.epoch, process.follower.epochs, process.follower.healed) == ("f", 2, 0)
-
-
-def test_writes_before_joining_are_found_not_lost() -> None:
-    process = left(7)
-    process.wait("a", 3, 0)
-    assert answer(process, "e", 40, a=3).since is None
-    assert results(process) == [None]
-    process.follower.on_joined()  # 41 was written before
-    request = answer(process, "e", 41, a=4)
-    assert (request.keys, request.since) == (("a",), None)
-    assert results(process) == [4]
-    process.wait("b", 0, 0)
-    answer(process, "e", 41, b=0)
-    process.follower.on_message(ChangeMessage("e", 42, 43, {"c": 1}))
-    assert process.follower.has_gap  # it follows from 41 on
-    process.follower.resync()
-    assert answer(process, "e", 43, b=1, c=1).since == 41
-    assert process.follower.on_probe(process.follower.begin_probe())
-    assert process.follower.healed == 1  # 42, and not 41
-
-
-def test_read_begun_before_joining_is_repeated() -> None:
-    process = left(7)
-    process.wait("a", 3, 0)
-    read = process.follower.begin_read()
-    process.follower.on_joined()
-    process.follower.on_read(read, ReadResult("e", 40, {"a": 3}))
-    assert answer(process, "e", 41, a=4).keys == ("a",)
-    assert results(process) == [4]
-    assert not process.follower.needs_read
-
-
-def test_failed_joining_leaves_resyncs_reading_awaited_keys() -> None:
-    process = left(7)
-    process.wait("a", 3, 0)
-    answer(process, "e", 40, a=3)
-    process.follower.resync()
-    assert answer(process, "e", 50, a=4).keys == ("a",)
-    assert results(process) == [4]
-
-
-def test_purgatory_attached_while_unsubscribed_sees_later_writes() -> None:
-    process = left(7)
-    process.follower.resync()
-    read = process.follower.begin_read()
-    process.follower.report_all_keys()
-    process.follower.on_read(read, ReadResult("e", 40, {}))  # perhaps 40 was written after that
-    process.follower.on_joined()
-    assert answer(process, "e", 41, b=1, c=7).since == 7
-    assert process.changed == ["b", "c"]
 
 
 def test_a_gap_that_grows_is_read_without_waiting() -> None:

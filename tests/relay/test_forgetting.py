@@ -2,7 +2,6 @@
 positions alone."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,6 @@ from relay_waits import knows, until
 from servers import TIMEOUT
 
 from purgatory.relay import Relay
-from purgatory.relay._file import ADD_FORGETTING, boot_id
 from purgatory.relay._forgetting import SAMPLES, Samples, horizon
 
 prefixes = count(1)
@@ -150,21 +148,3 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, seconds: float) -> None:
         match=r"forget_after (must be a positive, finite number of seconds|cannot be NaN)",
     ):
         Relay(f"file://{tmp_path}", forget_after=seconds)
-
-
-def test_folder_of_first_version_is_upgraded(run: Runner, tmp_path: Path) -> None:
-    async def main(version: int) -> None:
-        async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as here:
-            assert await here.bump("a") == version
-            await here.forget("a")
-
-    run(main(1))
-    database = sqlite3.connect(tmp_path / f"purgatory.{boot_id()}.sqlite")
-    database.executescript(
-        "ALTER TABLE state DROP COLUMN floor; ALTER TABLE state DROP COLUMN forgotten; DROP TABLE "
-        "samples"
-    )
-    database.executescript("INSERT INTO versions VALUES ('a', 1, 1); PRAGMA user_version = 1")
-    database.close()
-    assert "user_version = 2" in ADD_FORGETTING
-    run(main(2))

@@ -1,4 +1,4 @@
-"""Relays over PostgreSQL behind a pooler of sessions, and the number of their connections."""
+"""Relays over PostgreSQL behind a pooler, and the number of their connections."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from loops import Runner
 from relay_waits import bumped, knows, until
 from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
+from purgatory import RelayUnavailable
 from purgatory.relay import Relay
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,35 @@ def test_settings_of_database_change_nothing_behind_pooler(
         postgres.run("SET transaction_read_only = off; ALTER DATABASE postgres RESET ALL")
         pooler.kill()
         pooler.start()
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction", "statement"])
+def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) -> None:
+    settings = ("lock_timeout", "statement_timeout", "search_path", "standard_conforming_strings")
+    shown = [f"current_setting('{name}')" for name in settings]
+    query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_sleep(0.5)"
+
+    async def main(postgres: PostgresServer, pooler: PgBouncer) -> None:
+        async def show_all() -> dict[str, str]:
+            """The settings of server connections, by their processes."""
+            calls = (asyncio.to_thread(postgres.run, query, at=pooler.url) for _ in range(3))
+            rows = [row.rsplit("|", 2) for row in await asyncio.gather(*calls)]
+            return {process: text for text, process, _ in rows}
+
+        before = await show_all()
+        if mode == "session":
+            async with opened(pooler) as relay:
+                assert await relay.bump("a") == 1
+        else:
+            refused = r"^cannot use postgresql://[\d.:]+/postgres: .* use the mode `session`"
+            with pytest.raises(RelayUnavailable, match=refused):
+                await opened(pooler).__aenter__()
+        after = await show_all()
+        assert {*after.values()} == {*before.values()} and len({*after.values()}) == 1
+        assert after.keys() & before.keys()
+
+    with pgbouncer(mode) as servers:
+        run(lambda: main(*servers))
 
 
 def test_waits_outlive_a_pooler_that_is_killed(
