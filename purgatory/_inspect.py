@@ -9,17 +9,17 @@ the oldest operations; and the more watchers a key has, the more likely the samp
 
     1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations, 0.4 ms
 
-In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000.
+In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000, and of their waits some 200.
 
 CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
 """
 
 from asyncio import get_running_loop
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from heapq import nlargest, nsmallest
-from itertools import islice
+from itertools import chain, islice
 from math import ceil, inf
 from operator import attrgetter
 from sys import getsizeof
@@ -30,7 +30,7 @@ from purgatory._core.buckets import Level
 from purgatory._core.operation import Operation
 from purgatory._core.purgatory import Purgatory
 from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
-from purgatory._core.threshold_queue import UNKNOWN
+from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
 from purgatory._core.thresholds import ThresholdPurgatory, queues_of
 from purgatory._core.watch_lists import Chunk, WatchLinks, as_tuple
 from purgatory._core.wheel import TimingWheel
@@ -53,6 +53,9 @@ MAX_KEYS: Final = 32
 PER_KEY: Final = 4
 """Operations sampled from each of these keys. Also the limit of an operation's keys in the
 result."""
+
+MAX_WAITS: Final = 200
+"""Limit of waits sampled from a `ThresholdPurgatory`."""
 
 MAX_SCANNED_BYTES: Final = 8 * 1024 * 1024
 """Limit of the total size of the buckets' dictionaries that are iterated over, in bytes. The limit
@@ -175,6 +178,10 @@ class ThresholdInspection(NamedTuple):
     """The keys of the sample with the most waits, in this order."""
     looked_at: int
     """The size of the sample, in keys. If this is `statistics.keys`, the sample is complete."""
+    now: float
+    """The time of the snapshot, in the loop's time."""
+    oldest: tuple[WaitingOperation, ...]
+    """The sampled waits that have waited longest, in this order; their kind is "wait"."""
 
 
 @overload
@@ -248,7 +255,23 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
         if queue.size
     ]
     hottest = tuple(nlargest(most, watched, key=_waiting))
-    return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample))
+    now = get_running_loop().time()
+    waits = islice(_waits(sample), MAX_WAITS)
+    oldest = tuple(nsmallest(most, waits, key=partial(_by_age, now)))
+    return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample), now, oldest)
+
+
+def _waits(queues: Iterable[ThresholdQueue]) -> Iterator[WaitingOperation]:
+    """The first waits of each key."""
+    for queue in queues:
+        groups = islice(queue.by_threshold.values(), PER_KEY)
+        waiters = chain.from_iterable(
+            group if isinstance(group, dict) else (group,) for group in groups
+        )
+        for waiter in islice(waiters, PER_KEY):
+            started_at, timeout = waiter.started_at, waiter.timeout
+            deadline = None if timeout is None else started_at + timeout
+            yield WaitingOperation("wait", (queue.key,), 0, started_at, deadline)
 
 
 def _by_age(now: float, operation: WaitingOperation) -> tuple[float, float]:

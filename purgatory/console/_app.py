@@ -3,8 +3,8 @@
 GET /         the page, one file: its script and its style have a nonce, and nothing else may run or
               be loaded
 GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the
-              next one; 421 and the content of /worker, if Purgatory-Worker names another worker
-              behind the same address
+              next one; or the content of /worker, if Purgatory-Worker names another worker behind
+              the same address
 GET /worker   the id of the worker that answers, and the number of its waits
 """
 
@@ -115,7 +115,7 @@ def console(
             shortened.
         address: address of this worker's own page, for the lists of other workers: `http://...` or
             `https://...`. Workers behind one address need none.
-        name: name of the service, for the title; by default the names of the purgatories.
+        name: name of the service, for the title.
         refresh: seconds between two snapshots, from 0.1 to 60.
         max_pages: limit of open pages.
 
@@ -150,10 +150,7 @@ def console(
         read_ahead=0,
     )
     pages.max_open = min(max_pages, pages.max_open or max_pages)  # or the limit of open files
-    if name is None:
-        name = (
-            ", ".join(purgatory.statistics().name for purgatory in purgatories[:3]) or "purgatory"
-        )
+    name = name or "purgatory"
     feed = Feed(purgatories, polls, relay, meter, stream, key_of, address, name, refresh, pages)
     page = _Console(feed, pages, authorize)
 
@@ -237,10 +234,8 @@ class _Console:
             await _send(send, 404, "There is nothing here.\n")
         elif _is_cross_site(scope):
             await _send(send, 403, "Only the page itself may ask for this.\n")
-        elif path == "/worker":
-            await self._introduce(scope, send, 200)
-        elif self._is_misdirected(scope):
-            await self._introduce(scope, send, 421)
+        elif path == "/worker" or self._is_misdirected(scope):
+            await self._introduce(scope, send)
         else:
             # Without its query, which could be large and has no meaning here.
             await self.state({**scope, "query_string": b""}, receive, send)
@@ -250,13 +245,13 @@ class _Console:
         wanted = header_values(scope, WORKER)
         return bool(wanted) and unquote(wanted[0]) != self.feed.worker
 
-    async def _introduce(self, scope: Scope, send: Send, status: int) -> None:
+    async def _introduce(self, scope: Scope, send: Send) -> None:
         """Answers which worker this is, and closes the connection: the next one may lead to
         another worker."""
         is_http_1 = scope.get("http_version", "1.1").startswith("1")
         headers = {"connection": "close"} if is_http_1 else {}
         body = dumps(self.feed.announcement())
-        await _send(send, status, body, headers, "application/json")
+        await _send(send, 200, body, headers, "application/json")
 
     async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits for a version that the page does not have."""

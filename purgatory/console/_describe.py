@@ -6,12 +6,21 @@ It comes from public names alone: the purgatories' own `statistics`, `inspect`, 
 
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache
+from itertools import islice
 from json import dumps
 from math import isinf
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
 
-from purgatory import Inspection, Purgatory, ThresholdPurgatory, WrongLoop, inspect
+from purgatory import (
+    Inspection,
+    Purgatory,
+    ThresholdInspection,
+    ThresholdPurgatory,
+    WaitingOperation,
+    WrongLoop,
+    inspect,
+)
 from purgatory.asgi._polls import LongPolls
 
 if TYPE_CHECKING:
@@ -37,6 +46,14 @@ COUNTS: Final = (
 
 MAX_KEY_LENGTH: Final = 120
 """Characters of a key that are shown."""
+
+MAX_SAMPLE: Final = 256
+"""Operations of a sample that are grouped by their keys."""
+
+MAX_ROWS: Final = 50
+"""Rows of operations that are sent, for the page's filter."""
+
+MAX_HOT_KEYS: Final = 10
 
 MAX_ADDRESS_BYTES: Final = 1000
 """As JSON, so that it fits into an announcement."""
@@ -101,10 +118,12 @@ def text_of(key: Hashable, key_of: KeyOf) -> str:
 
 
 def describe(
-    purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf
+    purgatory: "AnyPurgatory | Relay", kinds: "Iterable[KindMetrics] | None", key_of: KeyOf
 ) -> tuple[dict[str, Any], Point]:
-    """A purgatory, and a point of its history. The cost does not depend on the pending
-    operations."""
+    """A purgatory or the waits of a relay, and a point of its history. The cost does not depend on
+    the pending operations."""
+    if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
+        return _relay_waits(purgatory, kinds, key_of)
     if isinstance(purgatory, ThresholdPurgatory):
         counts = purgatory.statistics()
         fields = _fields(counts, *COUNTS, "failed") | {
@@ -112,11 +131,13 @@ def describe(
             "watched": counts.pending,
         }
         try:
-            seen = inspect(purgatory)
+            seen = inspect(purgatory, MAX_SAMPLE)
         except WrongLoop:
             fields["isElsewhere"] = True  # it belongs to another loop of this process
         else:
             fields |= _fields(seen, "is_closed", "looked_at")
+            fields |= {"missedLast": [], "withoutDeadline": 0}
+            fields["oldest"] = _oldest(seen, key_of)
             fields["hottest"] = [
                 {
                     "key": text_of(each.key, key_of),
@@ -124,7 +145,7 @@ def describe(
                     "threshold": text_of(each.threshold, shown),
                     "waiting": each.waiting,
                 }
-                for each in seen.hottest
+                for each in seen.hottest[:MAX_HOT_KEYS]
             ]
         return fields, (counts.pending, counts.completed, counts.expired, counts.cancelled, 0)
     statistics = purgatory.statistics()
@@ -137,12 +158,34 @@ def describe(
     )
     fields = _fields(statistics, *COUNTS, "watched") | {"missed": statistics.missed_triggers}
     try:
-        fields |= _inspection(inspect(purgatory), key_of)
+        fields |= _inspection(inspect(purgatory, MAX_SAMPLE), key_of)
     except WrongLoop:
         fields["isElsewhere"] = True  # it belongs to another loop of this process
     if kinds is not None:
         fields["kinds"] = [_kind(kind) for kind in kinds if kind.purgatory == statistics.name]
     return fields, point
+
+
+def _relay_waits(
+    relay: "Relay", kinds: "Iterable[KindMetrics] | None", key_of: KeyOf
+) -> tuple[dict[str, Any], Point]:
+    """The waits for versions and for replies, as of one purgatory."""
+    (versions, point), (fields, other) = [
+        describe(each, kinds, key_of) for each in (relay.thresholds, relay.replies)
+    ]
+    for name in ("keys", "pending", "completed", "expired", "cancelled", "watched"):
+        fields[name] += versions[name]
+    if "oldest" in fields and "oldest" in versions:
+        for rows, kind in ((versions["oldest"], "version"), (fields["oldest"], "reply")):
+            for row in rows:
+                row["kind"] = kind
+        rows = versions["oldest"] + fields["oldest"]
+        fields["oldest"] = sorted(rows, key=lambda row: -(row["waited"] or 0.0))[:MAX_ROWS]
+        rows = versions["hottest"] + fields["hottest"]
+        fields["hottest"] = sorted(rows, key=lambda row: -row["waiting"])[:MAX_HOT_KEYS]
+        fields["lookedAt"] += sum(row["count"] for row in versions["oldest"])
+    pending, completed, expired, cancelled, missed = map(sum, zip(point, other, strict=True))
+    return fields, (pending, completed, expired, cancelled, missed)
 
 
 def _fields(source: Any, *names: str) -> dict[str, Any]:
@@ -157,25 +200,11 @@ def _camel_case(name: str) -> str:
 
 
 def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
-    return _fields(
-        seen, "is_closed", "max_pending", "tick", "moving", "without_deadline", "looked_at"
-    ) | {
-        "levels": [
-            _fields(level, "slots", "waiting", "sectors", "is_estimate")
-            | {"slot": level.slot_seconds, "sector": level.sector_seconds}
-            for level in seen.levels
-        ],
-        "oldest": [
-            _operation(each, key_of)
-            | {
-                "waited": None if each.started_at is None else round(seen.now - each.started_at, 3),
-                "left": None if each.deadline is None else round(each.deadline - seen.now, 3),
-            }
-            for each in seen.oldest
-        ],
+    return _fields(seen, "is_closed", "max_pending", "without_deadline", "looked_at") | {
+        "oldest": _oldest(seen, key_of),
         "hottest": [
             _fields(each, "waiting", "is_at_least") | {"key": text_of(each.key, key_of)}
-            for each in seen.hottest
+            for each in seen.hottest[:MAX_HOT_KEYS]
         ],
         "missedLast": [
             _operation(each, key_of)
@@ -183,6 +212,25 @@ def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
             for each in seen.missed
         ],
     }
+
+
+def _oldest(seen: Inspection | ThresholdInspection, key_of: KeyOf) -> list[dict[str, Any]]:
+    """The sampled operations of equal kind and keys, as one row each: the longest wait, and the
+    number of all operations under a single key, or else the number in the sample."""
+    waiting = {each.key: each.waiting for each in seen.hottest}
+    groups: dict[Any, list[WaitingOperation]] = {}
+    for each in seen.oldest:
+        groups.setdefault((each.kind, each.keys, each.more_keys), []).append(each)
+    rows = []
+    for first, *others in islice(groups.values(), MAX_ROWS):
+        deadlines = [each.deadline for each in (first, *others) if each.deadline is not None]
+        waited = None if first.started_at is None else round(seen.now - first.started_at, 3)
+        left = round(min(deadlines) - seen.now, 3) if deadlines else None
+        is_single = len(first.keys) == 1 and not first.more_keys
+        count = waiting.get(first.keys[0], 1) if is_single else 1 + len(others)
+        more = {"count": count, "waited": waited, "left": left}
+        rows.append(_operation(first, key_of) | more)
+    return rows
 
 
 def _operation(each: Any, key_of: KeyOf) -> dict[str, Any]:

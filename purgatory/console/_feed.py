@@ -88,20 +88,16 @@ class Feed:
             relay.introduce(self.announcement)
 
     @property
-    def purgatories(self) -> tuple[AnyPurgatory, ...]:
-        """The purgatories on the page, including the relay's own waits."""
-        return (
-            self._purgatories if self.relay is None else (*self._purgatories, self.relay.thresholds)
-        )
-
-    @property
     def worker(self) -> str:
         """The name of this process."""
         return f"{os.getpid()}@{self.host}"
 
     def announcement(self) -> dict[str, Any]:
         """This worker's row on the pages of other workers: counts of waits, without names."""
-        pending = sum(purgatory.pending for purgatory in self.purgatories)
+        relay = self.relay
+        pending = sum(each.pending for each in self._purgatories)
+        if relay is not None:
+            pending += relay.thresholds.pending + relay.replies.pending
         counts = {"pending": pending, "polls": None if self.polls is None else self.polls.open}
         return {
             "pid": os.getpid(),
@@ -172,7 +168,8 @@ class Feed:
         self._handle = loop.call_at(self._timer_due, self._on_timer)
         if is_due:
             self._kinds = None if self.meter is None else self.meter.snapshot()
-            self._describe(iter(self.purgatories), [], [])
+            relay = [] if self.relay is None else [self.relay]
+            self._describe(iter((*self._purgatories, *relay)), [], [])
 
     def _stop(self) -> None:
         handle, self._handle = self._handle, None
@@ -181,7 +178,10 @@ class Feed:
         self._chain.remove()
 
     def _describe(
-        self, remaining: Iterator[AnyPurgatory], described: list[dict[str, Any]], points: list[Any]
+        self,
+        remaining: "Iterator[AnyPurgatory | Relay]",
+        described: list[dict[str, Any]],
+        points: list[Any],
     ) -> None:
         """Describes the next purgatory, and the remaining ones from the next iteration of the loop
         on."""

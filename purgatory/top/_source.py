@@ -128,16 +128,17 @@ class Source:
             ) as response:
                 body, tag = response.read(MAX_RESPONSE_BYTES), response.headers.get("ETag", "")
         except HTTPError as error:
-            if error.code not in (304, 421):
+            if error.code != 304:
                 raise
-            with error:
-                if error.code == 421:
-                    self._meet(error.read(MAX_RESPONSE_BYTES))
-            return None, error.code == 421
+            error.close()
+            return None, False
         except HTTPException as error:
             raise OSError(f"the connection broke: {error!r}") from error
         with of_a_page():
             state: dict[str, Any] = json.loads(body)
+            if "purgatories" not in state:
+                self._meet(state)
+                return None, True
             if state["worker"]["id"] != self._worker:
                 self._history.clear()
             self.tag, self._worker = tag, state["worker"]["id"]
@@ -188,15 +189,14 @@ class Source:
         request = Request(self._worker_url, headers=self.headers)
         try:
             with self._opener.open(request, timeout=PROBE_TIMEOUT) as response:
-                answers.append(self._meet(response.read(MAX_RESPONSE_BYTES)))
+                answers.append(self._meet(json.loads(response.read(MAX_RESPONSE_BYTES))))
         except HTTPError as error:
             error.close()
         except (OSError, HTTPException, ValueError):
             pass
 
-    def _meet(self, body: bytes) -> str:
+    def _meet(self, worker: dict[str, Any]) -> str:
         with of_a_page():
-            worker = json.loads(body)
             name = name_of(worker)
             self.met[name] = time.monotonic(), worker | {"address": None}
             return name

@@ -231,6 +231,8 @@ async def test_thresholds_show_waits_and_their_values():
     seen = inspect(thresholds)
     assert [tuple(each) for each in seen.hottest] == [("a", 3, 5, 2), ("b", None, 1, 1)]
     assert (seen.statistics.pending, seen.looked_at, seen.is_closed) == (3, 3, False)
+    assert [each[:3] for each in seen.oldest] == [("wait", (key,), 0) for key in ("a", "a", "b")]
+    assert {(each.started_at, each.deadline) for each in seen.oldest} == {(0.0, 60.0)}
     assert len(inspect(thresholds, 1).hottest) == 1
     await thresholds.aclose()
     await asyncio.wait(waiting)

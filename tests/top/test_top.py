@@ -323,9 +323,8 @@ def responding(respond):
             thread.join()
 
 
-@pytest.mark.parametrize("code", [304, 421, 403])
+@pytest.mark.parametrize("code", [304, 403])
 def test_error_responses_are_closed(code, monkeypatch):
-    content = json.dumps({"pid": 8, "host": "vm", "pending": 50, "polls": None}).encode()
     raised, closed = [], []
 
     class Refusal(HTTPError):
@@ -334,18 +333,16 @@ def test_error_responses_are_closed(code, monkeypatch):
             super().close()
 
     def refuse(*_, **__):
-        raised.append(Refusal("http://x", code, "no", {}, io.BytesIO(content)))
+        raised.append(Refusal("http://x", code, "no", {}, io.BytesIO(b"")))
         raise raised[-1]
 
     source = _source.Source("http://127.0.0.1:1/", {})
-    source.wanted = "7@vm"
     source._opener.open = refuse
     if code == 403:
         monkeypatch.setattr(top, "Source", lambda *_: source)
         assert top.main(["--once", "http://127.0.0.1:1/"]) == 1
     else:
-        with suppress(OSError):
-            source.next()
+        source.next()
     assert raised and {*map(id, raised)} <= {*map(id, closed)}
 
 
@@ -457,7 +454,7 @@ def test_wanted_worker_is_requested_by_name():
             return 200, {"Connection": "close"}, json.dumps(other).encode()
         asked.append(handler.headers["Purgatory-Worker"])
         if len(asked) in (2, 3):
-            return 421, {"Connection": "close"}, json.dumps(other).encode()
+            return 200, {"Connection": "close"}, json.dumps(other).encode()
         return 200, {}, body(worker={"id": "a", "pid": 7, "host": "v m"}, others=None)
 
     with responding(respond) as url:
