@@ -78,7 +78,7 @@
     X(purgatory_claim, 3, 3, "purgatory.Purgatory._claim") \
     X(purgatory_expire, 2, 2, "purgatory.Purgatory._expire") \
     X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
-    X(op_run_hooks, 1, 1, "operation.run_hooks") \
+    X(op_finish_now, 1, 1, "operation.finish") \
     X(op_try_once, 2, 3, "operation.try_once") \
     X(op_finish, 1, 2, "operation.DelayedOperation._op_finish") \
     X(op_expired, 1, 1, "operation.DelayedOperation._timer_expired") \
@@ -1332,7 +1332,7 @@ static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-/* operation.run_hooks(operation) */
+/* the hooks of operation.finish(operation) */
 static int run_hooks(State *st, PyObject *operation) {
     if (IS(operation, CANCELLED) || OP(operation)->has_result) return 0;
     PyObject *result = CALL0(operation, on_complete);
@@ -1345,10 +1345,6 @@ static int run_hooks(State *st, PyObject *operation) {
             return -1;
     }
     return is_awaited(operation) ? done(call_function(st->op_wake_waiters, &operation, 1)) : 0;
-}
-static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!is_made(self->st, a[0])) return PASS;
-    return run_hooks(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* Restores the exception `error`, or keeps the one raised since; -1. */
@@ -1441,10 +1437,14 @@ static int finish_steps(State *st, PyObject *operation) {
     return error != NULL ? raise_again(error) : failed;
 }
 
-/* operation.DelayedOperation._op_finish(self, budget=0) */
-static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+static PyObject *op_finish_now(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     if (!is_made(self->st, a[0])) return PASS;
     return finish_steps(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
+}
+
+/* operation.DelayedOperation._op_finish(self, budget=0) */
+static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    return op_finish_now(self, a, 1);
 }
 
 /* operation.try_complete(operation), of the `current` operation of the dispatcher */

@@ -11,9 +11,9 @@ the code here.
     try_once         when first watched, by a check of a key, at the deadline; an operation that
                      ends in a try is finished at once
     claim            the compare-and-set: out of PENDING, the wheel and all watch lists in one step
-    run_hooks        `on_complete`, and `on_expiration` if it expired; an exception of a hook
-                     becomes the result
-    wake_waiters     wakes the tasks that await it; then the observers are notified
+    finish           `on_complete`, and `on_expiration` if it expired; an exception of a hook
+                     becomes the result. Then the tasks that await it are woken, and the observers
+                     notified
 
 Every change of state goes through `claim`, which returns True to exactly one caller. So user code
 never sees an ended operation that is still in a list. The code that tries an operation also
@@ -195,7 +195,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         if home is None or running_loop() is not home._loop:
             check_loop(self, "complete")
         dispatcher = _dispatcher_here(self) if home is None else home._dispatcher
-        if not claim(self, COMPLETED):
+        if not (claim(self, COMPLETED) if home is None else home._claim(self, COMPLETED)):
             return False
         if dispatcher.current is not self:  # else the code that tries it runs the hooks
             dispatcher.perform(self._op_finish)
@@ -427,34 +427,28 @@ def _end_early(operation: Operation, result: Any, cause: Cause) -> bool:
     return True
 
 
+@compiled
 def finish(operation: Operation) -> None:
-    """Runs the remaining steps of an operation that was claimed; if they have run, does nothing."""
+    """Runs the hooks of an operation that has ended, wakes the tasks that await it, and notifies
+    the observers; each once. No hook runs if it was cancelled."""
     try:
-        run_hooks(operation)
+        if operation._op_state is not CANCELLED and operation._op_result is NO_RESULT:
+            try:
+                operation._op_result = operation.on_complete()
+            except BaseException as error:
+                _set_exception(operation, error)
+            if operation._op_state is EXPIRED:
+                try:
+                    operation.on_expiration()
+                except BaseException as error:
+                    _set_exception(operation, error)
+            if operation._op_owner is not None or operation._op_waiters is not None:
+                wake_waiters(operation)
     finally:
         record, home = operation._op_record, operation._op_home
         if record is not None and home is not None and home._notifier is not None:
             operation._op_record = None
             home._notifier.operation_ended(operation, record, home._time())
-
-
-@compiled
-def run_hooks(operation: Operation) -> None:
-    """Runs the hooks of an operation that has ended, once, and none if it was cancelled; wakes the
-    tasks that await it."""
-    if operation._op_state is CANCELLED or operation._op_result is not NO_RESULT:
-        return
-    try:
-        operation._op_result = operation.on_complete()
-    except BaseException as error:
-        _set_exception(operation, error)
-    if operation._op_state is EXPIRED:
-        try:
-            operation.on_expiration()
-        except BaseException as error:
-            _set_exception(operation, error)
-    if operation._op_owner is not None or operation._op_waiters is not None:
-        wake_waiters(operation)
 
 
 def _set_exception(operation: Operation, error: BaseException) -> None:
