@@ -32,7 +32,8 @@ def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None
 def test_the_recipes_of_the_cookbook_pass_their_tests(
     tmp_path: Path, program: Callable[..., Any]
 ) -> None:
-    tests = 0
+    for file in (SITE / "cookbook" / "tests").iterdir():
+        (tmp_path / file.name).write_text(file.read_text("utf-8"), encoding="utf-8")
     for page in sorted((SITE / "cookbook").glob("*.md")):
         for block in blocks(page, "python"):
             name = FILE.match(block.text)
@@ -44,7 +45,10 @@ def test_the_recipes_of_the_cookbook_pass_their_tests(
                 f"{page.name}, line {block.line}: another recipe has a file of this name"
             )
             file.write_text(block.text, encoding="utf-8")
-            tests += len(re.findall(r"^def test_", block.text, re.MULTILINE))
+    tests = sum(
+        len(re.findall(r"^def test_", file.read_text("utf-8"), re.MULTILINE))
+        for file in tmp_path.glob("test_*.py")
+    )
     options = (
         "-q",
         "-W",

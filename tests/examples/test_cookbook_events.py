@@ -40,7 +40,7 @@ async def refused() -> int:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    uploads, _ = blocks(ROOT / ".docs" / "cookbook" / "events.md", "python")
+    [uploads] = blocks(ROOT / ".docs" / "cookbook" / "events.md", "python")
     (tmp_path / "uploads.py").write_text(uploads.text, encoding="utf-8")
     (tmp_path / "uploads_page.py").write_text(PAGE, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

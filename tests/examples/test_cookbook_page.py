@@ -39,7 +39,7 @@ class Server(ServerProcess):
 def server(tmp_path: Path) -> Iterator[Server]:
     [page] = blocks(COOKBOOK / "browser.md", "html")
     [module] = blocks(COOKBOOK / "browser.md", "python")
-    orders, _ = blocks(COOKBOOK / "orders.md", "python")
+    [orders] = blocks(COOKBOOK / "orders.md", "python")
     for name, block in ("order.html", page), ("orders_page.py", module), ("orders.py", orders):
         (tmp_path / name).write_text(block.text, encoding="utf-8")
     server = Server(tmp_path)
