@@ -68,14 +68,14 @@ class Dispatcher:
             return
         self.current = work
         try:
-            work(MAX_PER_ITERATION)
+            steps = work(MAX_PER_ITERATION) or 1
         except BaseException:
             self.current = None
             self.continue_later()
             raise
         self.current = None
         if self.queue:
-            self.run_queue()
+            self.run_queue(MAX_PER_ITERATION - steps)
 
     def run_queue(self, budget: int = MAX_PER_ITERATION) -> int:
         """Does work for up to `budget` steps, unless the next iteration of the loop continues.

@@ -28,6 +28,7 @@ from typing import Final, Generic, Self, TypeVar, final
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.clock import TickClock
+from purgatory._core.dispatcher import dispatcher_of
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, report, running_loop
 from purgatory._core.loop_wheel import LoopTimingWheel
@@ -227,9 +228,12 @@ class IdleTracker(Generic[Id]):
                 f"exception in on_idle({describe(id_)}) of the idle tracker {self._name!r}", error
             )
         if self._observers is not None:
-            last_seen = entry._timer_deadline - self._timeout
-            now = self._time()
-            self._observers.ended(entry, (id_,), last_seen, now, self._timeout, Cause.DEADLINE, 1)
+            dispatcher_of(self._loop_wheel.loop).perform(lambda _: self._notify(entry))
+
+    def _notify(self, entry: _TrackedId[Id]) -> None:
+        assert self._observers is not None
+        last_seen, now = entry._timer_deadline - self._timeout, self._time()
+        self._observers.ended(entry, (entry.key,), last_seen, now, self._timeout, Cause.DEADLINE, 1)
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._loop_wheel.loop, message, error)

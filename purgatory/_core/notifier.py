@@ -13,7 +13,6 @@ from math import isinf
 from typing import Any, Final, Protocol, final
 
 from purgatory._core.arguments import describe, printable
-from purgatory._core.dispatcher import dispatcher_of
 from purgatory._core.failure import Failure
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import LoopBinding, Report, report
@@ -70,9 +69,6 @@ class Notifier:
         name: the name of the object in which operations wait.
         observers: in the order of notification.
         report: called with their exceptions.
-
-    Attributes:
-        wants_starts: whether any of them wants starts.
     """
 
     __slots__ = ("_check_observers", "_observers", "_report", "_start_observers", "name")
@@ -83,10 +79,6 @@ class Notifier:
         self._start_observers = [each for each in observers if hasattr(each, "operation_started")]
         self._check_observers = [each for each in observers if overrides_key_checked(each)]
         self._report = report
-
-    @property
-    def wants_starts(self) -> bool:
-        return bool(self._start_observers)
 
     def started(self, operation: Any) -> None:
         """Notifies of an operation that begins to wait, or has ended at its first try."""
@@ -140,8 +132,8 @@ _STATES: Final = {Cause.FIRST_TRY: COMPLETED, Cause.KEY: COMPLETED, Cause.DEADLI
 
 @final
 class WaitNotifier:
-    """Notifies observers of waits and ids, which are no operations. In a hook it follows when that
-    has returned.
+    """Notifies observers of waits and ids, which are no operations. To be used in work of the
+    dispatcher, so that work which observers cause follows.
 
     Args:
         observers: at least one.
@@ -159,8 +151,7 @@ class WaitNotifier:
 
     def started(self, wait: object) -> None:
         """Notifies of the start of a wait."""
-        if self._notifier.wants_starts:
-            dispatcher_of(self._binding.loop).perform(lambda _: self._notifier.started(wait))
+        self._notifier.started(wait)
 
     def ended(
         self,
@@ -177,12 +168,11 @@ class WaitNotifier:
         none."""
         if timeout is not None and isinf(timeout):
             timeout = None
-        ended = Ended(
+        self._notifier.ended(Ended(
             self._notifier.name, self._kind, keys, started_at, ended_at, timeout,
             _STATES.get(cause, CANCELLED), cause, keys[0] if cause is Cause.KEY else None,
             failed_tries, False, exception, id(wait),
-        )  # fmt: skip
-        dispatcher_of(self._binding.loop).perform(lambda _: self._notifier.ended(ended))
+        ))  # fmt: skip
 
     def _report(self, message: str, error: BaseException | None) -> None:
         report(self._binding.loop, f"{printable(self._notifier.name)}: {message}", error)

@@ -26,10 +26,11 @@ requests. Therefore a key keeps its value until `forget` is called.
 """
 
 from asyncio import AbstractEventLoop, Future, sleep, wait
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextvars import Context
+from contextvars import copy_context
+from functools import partial
 from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._core import logs
@@ -42,6 +43,7 @@ from purgatory._core.arguments import (
     seconds,
 )
 from purgatory._core.buckets import TimerEntry
+from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import (
     OperationCancelled,
     OperationTimeout,
@@ -169,12 +171,9 @@ class ThresholdPurgatory(Generic[K, V]):
         self._pending = 0
         self._ended = dict.fromkeys(Cause, 0)
         """The number of waits that have ended, by cause."""
-        self._wake_queue: deque[tuple[Iterator[_Waiter], Any, Cause]] = deque()
-        """Waiters that have left their queue, with outcome and cause."""
+        self._dispatcher: Dispatcher = UNBOUND
         self._unanswered = 0
-        """The number of waiters in `_wake_queue`."""
-        self._continuation_scheduled = False
-        """Whether the next iteration of the loop wakes more waiters."""
+        """Waiters that have left their queue, and are woken by the dispatcher."""
         self._closed = False
         self._idle_waiter: Future[None] | None = None
         """Done when no wait is pending or unanswered; created when `aclose` waits for that."""
@@ -394,8 +393,7 @@ class ThresholdPurgatory(Generic[K, V]):
         except BaseException:
             for queue in list(self._queues.values()):
                 self._end_all(queue)
-            self._wake(self._unanswered)
-            raise
+            raise  # the waits are answered in the next iterations
         return ended
 
     async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
@@ -447,10 +445,9 @@ class ThresholdPurgatory(Generic[K, V]):
         loop."""
         if self._loop_wheel.bind(action, value, self._pending, threadsafe):
             self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
-            self._wake_queue.clear()
+            self._dispatcher = dispatcher_of(self._loop)
             self._idle_waiter = None
             self._unanswered = 0
-            self._continuation_scheduled = False
             self._inbox.rebind()
 
     def _known(self, key: K) -> Any:
@@ -487,7 +484,8 @@ class ThresholdPurgatory(Generic[K, V]):
         self._queues[key] = queue
         self._pending += 1
         if self._observers is not None:
-            self._observers.started(waiter)
+            observers = self._observers
+            self._dispatcher.perform(lambda _: observers.started(waiter))
         return waiter
 
     def _new_queue(self, key: Any, action: str, value: Any) -> ThresholdQueue:
@@ -535,46 +533,40 @@ class ThresholdPurgatory(Generic[K, V]):
             waiters = [waiter for waiter in waiters if not waiter.future.cancelled()]
         self._ended[cause] += len(waiters)
         self._ended[Cause.CANCELLED] += len(left)
-        is_busy = bool(self._wake_queue)
         if left:
-            self._wake_queue.append((iter(left), CANCELLED, Cause.CANCELLED))
+            self._wake_soon(iter(left), CANCELLED, Cause.CANCELLED)
         if waiters:
-            self._wake_queue.append((iter(waiters), outcome, cause))
-        if not is_busy:
-            self._wake(MAX_PER_ITERATION)
-        self._continue_later()
+            self._wake_soon(iter(waiters), outcome, cause)
         return len(waiters)
 
-    def _wake(self, budget: int) -> None:
-        """Wakes the next `budget` ended waiters."""
-        while self._wake_queue and budget > 0:
-            waiters, outcome, cause = self._wake_queue[0]
-            for waiter in islice(waiters, budget):
-                budget -= 1
-                self._unanswered -= 1
-                self._wheel.remove(waiter)
-                if not waiter.future.done():  # done if the waiting task was cancelled
-                    waiter.future.set_result(outcome)
-                if self._observers is not None:
-                    self._notify_ended(waiter, outcome, cause)
-            if budget > 0:
-                self._wake_queue.popleft()
-        if self._is_idle and self._idle_waiter is not None:
+    def _wake_soon(self, waiters: Iterator[_Waiter], outcome: Any, cause: Cause) -> None:
+        """Wakes ended waiters, a bounded number now and the rest in the next iterations of the
+        loop; after all waiters that ended earlier."""
+        work, dispatcher = partial(self._wake, waiters, outcome, cause), self._dispatcher
+        if dispatcher.queue:
+            dispatcher.defer(work)
+        else:
+            dispatcher.perform(work)
+
+    def _wake(self, waiters: Iterator[_Waiter], outcome: Any, cause: Cause, budget: int) -> int:
+        """Wakes the next `budget` of `waiters`; returns their number."""
+        number = 0
+        for waiter in islice(waiters, budget):
+            number += 1
+            self._unanswered -= 1
+            self._wheel.remove(waiter)
+            if not waiter.future.done():  # done if the waiting task was cancelled
+                waiter.future.set_result(outcome)
+            if self._observers is not None:
+                self._notify_ended(waiter, outcome, cause)
+        if length_hint(waiters):
+            rest = partial(self._wake, waiters, outcome, cause)
+            self._dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
+        elif self._is_idle and self._idle_waiter is not None:
             idle, self._idle_waiter = self._idle_waiter, None
             if not idle.done():
                 idle.set_result(None)
-
-    def _continue_later(self) -> None:
-        if self._wake_queue and not self._continuation_scheduled:
-            self._continuation_scheduled = True
-            self._loop.call_soon(self._continue, context=Context())
-
-    def _continue(self) -> None:
-        self._continuation_scheduled = False
-        try:
-            self._wake(MAX_PER_ITERATION)
-        finally:
-            self._continue_later()
+        return number
 
     @property
     def _is_idle(self) -> bool:
@@ -613,11 +605,15 @@ class ThresholdPurgatory(Generic[K, V]):
         """Counts a wait that ended at its first comparison, and notifies of it."""
         self._ended[cause] += 1
         if self._observers is not None:
-            wait, now = object(), self._time()
-            self._observers.started(wait)
-            timeout = None if timeout is None else max(timeout, 0.0)
-            failed_tries = 1 if cause is Cause.DEADLINE else 0
-            self._observers.ended(wait, (key,), now, now, timeout, cause, failed_tries)
+            self._dispatcher.perform(lambda _: self._notify_at_once(key, timeout, cause))
+
+    def _notify_at_once(self, key: Any, timeout: float | None, cause: Cause) -> None:
+        assert self._observers is not None
+        wait, now = object(), self._time()
+        self._observers.started(wait)
+        timeout = None if timeout is None else max(timeout, 0.0)
+        failed_tries = 1 if cause is Cause.DEADLINE else 0
+        self._observers.ended(wait, (key,), now, now, timeout, cause, failed_tries)
 
     def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
         """Notifies of the end of a waiter."""
@@ -644,8 +640,6 @@ class ThresholdPurgatory(Generic[K, V]):
         )
         in_wheel = sum(waiter._timer_chunk is not None for waiter in waiters)
         assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
-        assert bool(self._wake_queue) >= bool(self._unanswered)
-        assert self._continuation_scheduled >= bool(self._wake_queue)
         self._loop_wheel._check()
 
 
