@@ -20,7 +20,7 @@ from purgatory.asgi import console
 from purgatory.metrics import Meter
 
 SECONDS = 100  # of load before the first picture
-SIZE = {"width": 1180, "height": 702, "deviceScaleFactor": 1, "mobile": False}
+SIZE = {"width": 1180, "height": 930, "deviceScaleFactor": 1, "mobile": False}
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -84,7 +84,9 @@ async def serve(port: int) -> None:
     """The page, and the load."""
     loading = asyncio.create_task(load())
     await uvicorn.Server(
-        uvicorn.Config(console(payments, shipments, meter=meter), port=port, log_level="warning")
+        uvicorn.Config(
+            console(payments, shipments, meter=meter, name="shop"), port=port, log_level="warning"
+        )
     ).serve()
     loading.cancel()
 
