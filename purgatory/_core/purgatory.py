@@ -691,8 +691,8 @@ class Purgatory(Generic[Op]):
             claim(operation, EXPIRED, Cause.DEADLINE)
         elif self._max_pending is not None and len(self._watchers) >= self._max_pending:
             raise PurgatoryFull(
-                f"cannot watch {describe(operation)}: {self._max_pending} operations wait in "
-                f"{self.name}"
+                f"cannot watch {describe(operation)}: max_pending ({self._max_pending}) operations "
+                f"are pending in {self.name}"
             )
         return operation._op_state is PENDING
 

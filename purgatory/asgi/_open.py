@@ -124,12 +124,12 @@ class OpenPolls:
             max_per_client: the same for one client.
         """
         if max_open is not None and len(self.polls) >= max_open:
-            return f"{max_open} polls are open already"
+            return f"max_open ({max_open}) polls are open already"
         if max_per_client is None or client_key is None:
             self.polls[poll] = None
             return None
         if self.per_client.get(client_key, 0) >= max_per_client:
-            return f"{max_per_client} polls of this client are open already"
+            return f"max_per_client ({max_per_client}) polls of this client are open already"
         self.per_client[client_key] += 1
         self.polls[poll] = client_key
         return None

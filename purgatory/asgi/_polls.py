@@ -342,7 +342,7 @@ class LongPolls:
             and not known.loop.is_closed()
         ):
             raise WrongLoop(
-                f"cannot poll on {loop!r}: these LongPolls have {len(known.polls)} polls open "
+                f"cannot poll on {loop!r}: these LongPolls have open polls ({len(known.polls)}) "
                 f"on {known.loop!r}"
             )
         warn_of_open_files(self.name, self.max_open)

@@ -415,7 +415,7 @@ def run(options: argparse.Namespace) -> int:
     found = compact(options.journal, options.older_than, options.keep)
     for folder, done in found.items():
         deleted = f"; {done.deleted:,} were too old and are deleted" if done.deleted else ""
-        merged = f"{done.compacted:,} files became {done.made:,}"
+        merged = f"merged files: {done.compacted:,} became {done.made:,}"
         if not done.compacted:
             merged = f"no files to merge that are older than {options.older_than:,.0f} s"
         print(f"{folder}: {merged}{deleted}")

@@ -186,5 +186,5 @@ def run(options: argparse.Namespace) -> int:
         made = operations(spark, options.operations, options.seed)
         made.write.mode("overwrite").parquet(f"{options.out}/operations")
         checks(made).write.mode("overwrite").parquet(f"{options.out}/checks")
-    Console(highlight=False).print(f"{options.operations:,} operations are in {options.out}")
+    Console(highlight=False).print(f"operations in {options.out}: {options.operations:,}")
     return 0

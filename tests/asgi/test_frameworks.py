@@ -188,7 +188,7 @@ async def test_each_ending_is_answered_as_its_outcome_says(framework, form, capl
         await until(lambda: service.polls.open == 2)
         status, headers, body = await answer(ask(port, "/jobs?wait=50"))
         assert (status, headers["retry-after"]) == (503, "1")
-        assert b"2 polls are open already" in body
+        assert b"max_open (2) polls are open already" in body
         leaving.reset()
         await until(lambda: service.polls.endings[Ending.GONE] == 1)
         service.finish("done")

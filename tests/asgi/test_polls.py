@@ -731,7 +731,7 @@ async def test_a_client_has_no_more_than_its_share():
     his = Request(service.app, host="192.0.2.8")
     await iterations(20)
     assert hers[2].status == 503
-    assert service.outcomes[0].reason == "2 polls of this client are open already"
+    assert service.outcomes[0].reason == "max_per_client (2) polls of this client are open already"
     assert service.polls.open == 3
     service.satisfy()
     for request in (*hers[:2], his):
@@ -1033,7 +1033,7 @@ def test_two_loops_at_once_raise_wrong_loop():
         request = first.run(open_one())
         with (
             asyncio.Runner() as second,
-            pytest.raises(WrongLoop, match="these LongPolls have 1 polls open on"),
+            pytest.raises(WrongLoop, match="these LongPolls have open polls \\(1\\) on"),
         ):
             service.purgatory = Purgatory()
             second.run(wait())

@@ -258,7 +258,7 @@ async def test_stream_counts_as_one_open_poll():
         news.publish(str(number))
         await asyncio.sleep(1)
         refused = await Request(news.app).done()
-        assert refused.content == b": 1 polls are open already\nretry: 5000\n\n"
+        assert refused.content == b": max_open (1) polls are open already\nretry: 5000\n\n"
     stream.leave()
     await stream.done()
     assert (await Request(news.app, method="HEAD").done()).status == 200

@@ -68,7 +68,10 @@ async def test_thousand_pages_refuse_one_more_and_stop() -> None:
             looking = [asyncio.create_task(look(page, seen)) for page in connections[1:]]
             [refused], open_pages = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
             headers, reason = await refused
-            assert headers["retry-after"] == "5" and reason == b"1000 polls are open already"
+            assert (
+                headers["retry-after"] == "5"
+                and reason == b"max_open (1000) polls are open already"
+            )
             connections.append(
                 other := await connect(port)
             )  # a new one: uvicorn closes connections after 5 s without use

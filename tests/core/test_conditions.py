@@ -184,7 +184,8 @@ async def test_errors_name_the_keys():
         waiting = asyncio.create_task(outcome(jobs.wait_for(lambda: False, ["job"])))
         await iterations(2)
         with pytest.raises(
-            PurgatoryFull, match=r"cannot watch <wait for \['more'\] pending>: 1 operations wait in"
+            PurgatoryFull,
+            match=r"cannot watch <wait for \['more'\] pending>: max_pending \(1\) operations are",
         ):
             await jobs.wait_for(lambda: False, ["more"])
         jobs.cancel_for_key("job")

@@ -134,7 +134,7 @@ def test_a_damaged_file_is_left_alone_and_reported(
 
     said = capsys.readouterr().out
     assert (
-        "operations: 11 files became 1" in said
+        "operations: merged files: 11 became 1" in said
         and f"left alone: {bad}: cannot be read as Parquet" in said
     )
     assert len([*(tmp_path / "operations").iterdir()]) == 2 and bad.exists()
