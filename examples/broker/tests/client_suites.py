@@ -231,15 +231,14 @@ def run(suite: Suite, source: Path, kind: str, chosen: str | None) -> list[Resul
 
 
 def table(heads: str, results: list[Result]) -> list[str]:
-    """Names and reasons; nothing if there are none."""
+    """Names and reasons, a row for each reason; nothing if there are none."""
     if not results:
         return []
-    return [
-        "",
-        f"| {heads} | why |",
-        "|---|---|",
-        *(f"| `{result.name}` | {plain(result.reason)} |" for result in results),
-    ]
+    names: dict[str, list[str]] = {}
+    for result in results:
+        names.setdefault(plain(result.reason), []).append(f"`{result.name}`")
+    rows = (f"| {', '.join(those)} | {reason} |" for reason, those in names.items())
+    return ["", f"| {heads} | why |", "|---|---|", *rows]
 
 
 def plain(words: str) -> str:
