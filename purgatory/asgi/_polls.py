@@ -123,6 +123,9 @@ class LongPolls:
             raise ValueError(
                 f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}"
             )
+        for name, number in (("spread", spread), ("read_ahead", read_ahead)):
+            if isinstance(number, str):
+                raise TypeError(f"{name} must be a number, not {number!r}")
         if not 0.0 <= spread <= 1.0:
             raise ValueError(f"spread must be a fraction from 0 to 1, not {spread!r}")
         if isinstance(max_open, EllipsisType):

@@ -787,7 +787,17 @@ def test_option_out_of_bounds_is_refused_by_name(options, complaint):
 
 
 @pytest.mark.parametrize(
-    "name", ["max_wait", "default_wait", "retry_after", "grace", "max_open", "max_per_client"]
+    "name",
+    [
+        "max_wait",
+        "default_wait",
+        "retry_after",
+        "grace",
+        "spread",
+        "read_ahead",
+        "max_open",
+        "max_per_client",
+    ],
 )
 def test_option_from_environment_is_refused_by_name(name):
     with pytest.raises(TypeError, match=f"{name} must be a .*, not '60'"):
