@@ -13,7 +13,7 @@ import pytest
 
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
-    "tests/asgi/test_apache.py": "",
+    "tests/asgi/test_every_server.py": "test_each_ending",
     "tests/console/test_crowd.py": "",
     "tests/console/test_workers.py": "",
     "tests/core/test_kernel_build.py": "",

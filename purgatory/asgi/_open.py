@@ -29,9 +29,9 @@ the first one, or between two others of ours:
     first.remove                     second ----------> the server's
     second.remove                                       the server's
 
-This works where the server handles signals in the application's process: uvicorn, its workers and
-gunicorn's, hypercorn without worker processes. An unhandled signal kills the process, as
-it would without this module.
+This works where the server handles signals in the application's process: uvicorn, its workers,
+gunicorn's and Granian's, hypercorn without worker processes. An unhandled signal kills the process,
+as it would without this module.
 """
 
 import signal

@@ -3,9 +3,9 @@
     python tests/asgi/service.py uvicorn --loop uvloop --http httptools
     python tests/asgi/service.py hypercorn --loop asyncio
 
-It prints the address that it serves on. `GET /poll?key=K` waits for `POST /check?key=K`, `GET
-/news` for the next version of the news, `GET /stats` has the open waits. Errors are printed, so
-that a test sees them.
+It prints the address that it serves on; other servers are given `service:app`. `GET /poll?key=K`
+waits for `POST /check?key=K`, `GET /news` for the next version of the news, `GET /events` is a
+stream of them, `GET /stats` has the open waits. Errors are printed, so that a test sees them.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from purgatory import Purgatory
 from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.asgi.sse import event_source
 
 purgatory: Purgatory[Any] = Purgatory()
 versions: Versions[str] = Versions(unchanged=304)
@@ -56,7 +57,17 @@ async def news(request: Request) -> Response:
     outcome = await versions.changed(polls.poll(request.scope), "news")
     if not outcome.is_satisfied:
         return Response(outcome.reason, outcome.status, outcome.headers)
-    return JSONResponse({"version": outcome.value}, headers=outcome.headers)
+    # long enough for a proxy to compress it
+    text = f"news {outcome.value} " * 1000
+    return JSONResponse({"version": outcome.value, "text": text}, headers=outcome.headers)
+
+
+async def events(request: Request) -> Response:
+    def read(seen: int) -> list[tuple[int, str]]:
+        now = versions.version("news")
+        return [(now, f"news {now}")] if now > seen else []
+
+    return event_source(polls.poll(request.scope), versions, "news", read)
 
 
 async def bump(_: Request) -> Response:
@@ -139,6 +150,7 @@ routes = [
     Route("/check", check, methods=["POST"]),
     Route("/news", news),
     Route("/news", bump, methods=["POST"]),
+    Route("/events", events),
     Route("/plug", plug, methods=["POST"]),
     Route("/stats", stats),
     WebSocketRoute("/socket", socket_poll),
@@ -150,6 +162,9 @@ def application(*, behind_base_middleware: bool) -> Any:
         [Middleware(BaseHTTPMiddleware, dispatch=through)] if behind_base_middleware else []
     )
     return polls.middleware(Starlette(routes=routes, middleware=middleware, lifespan=lifespan))
+
+
+app = application(behind_base_middleware=False)
 
 
 def serve_uvicorn(app: Any, listener: socket.socket, loop: str, http: str) -> None:
@@ -189,13 +204,13 @@ def main() -> None:
     parser.add_argument("--http", default="h11")
     parser.add_argument("--base-middleware", action="store_true")
     options = parser.parse_args()
-    app = application(behind_base_middleware=options.base_middleware)
+    served = application(behind_base_middleware=True) if options.base_middleware else app
     listener = socket.create_server(("127.0.0.1", 0), backlog=8192)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     if options.server == "uvicorn":
-        serve_uvicorn(app, listener, options.loop, options.http)
+        serve_uvicorn(served, listener, options.loop, options.http)
     else:
-        serve_hypercorn(app, listener, options.loop)
+        serve_hypercorn(served, listener, options.loop)
 
 
 if __name__ == "__main__":
