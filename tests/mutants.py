@@ -35,9 +35,10 @@ NEAREST = {
     "closing": ("test_closing.py", "test_threshold_bursts.py"),
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "idle_tracker": ("test_idle_tracker.py", "test_idle_observers.py"),
-    "inbox": ("test_inbox.py",),
-    "notifier": ("test_observers.py", "test_threshold_observers.py"),
+    "loop": ("test_loop.py", "test_loop_wheel.py", "test_inbox.py"),
+    "observers": ("test_observers.py", "test_threshold_observers.py"),
     "purgatory": ("test_purgatory.py", "test_deliveries.py"),
+    "watch_lists": ("test_watch_lists.py", "test_key_check.py"),
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
 }
 """Test files of modules that have several, or none with the module's name."""
@@ -46,7 +47,6 @@ LEFT_OUT = {
     "__init__",
     "errors",
     "kernel",
-    "observers",
     "states",
     "statistics",
 }

@@ -23,13 +23,13 @@
 #define CLASSES(X) /* name in C, module and name in Python */ \
     X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") \
     X(Drain, "buckets.Drain") X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") \
-    X(LoopWheel, "loop_wheel.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
+    X(LoopWheel, "loop.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
     X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
     X(Purgatory, "purgatory.Purgatory") \
-    X(KeyCheck, "key_check.KeyCheck") \
-    X(Record, "notifier.Record") X(Notifier, "notifier.Notifier")
+    X(KeyCheck, "watch_lists.KeyCheck") \
+    X(Record, "observers.Record") X(Notifier, "observers.Notifier")
 
 #define FIELDS(X) \
     X(Bucket, chunk) X(Bucket, number) X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
@@ -89,8 +89,8 @@
     X(cancel, 1, 1, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
-    X(check_try_remaining, 3, 3, "key_check.KeyCheck._try_remaining") \
-    X(notifier_operation_ended, 4, 4, "notifier.Notifier.operation_ended")
+    X(check_try_remaining, 3, 3, "watch_lists.KeyCheck._try_remaining") \
+    X(notifier_operation_ended, 4, 4, "observers.Notifier.operation_ended")
 
 #define TYPES(X) /* types of this module */ \
     X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(WatchListBase) X(PurgatoryBase) \
@@ -1384,7 +1384,7 @@ static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation
     return fields;
 }
 
-/* notifier.Notifier.operation_ended(self, operation, record, now) */
+/* observers.Notifier.operation_ended(self, operation, record, now) */
 static PyObject *notifier_operation_ended(Twin *self, PyObject *const *a,
     Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
@@ -1825,7 +1825,7 @@ out:
     return result;
 }
 
-/* notifier.Notifier.key_checked, of a check with one operation */
+/* observers.Notifier.key_checked, of a check with one operation */
 static int notify_check(State *st, PyObject *purgatory, PyObject *key, int completed) {
     PyObject *notifier = AT(purgatory, Purgatory, _notifier);
     if (!is_a(notifier, st->Notifier)) return 0;
@@ -1883,7 +1883,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return result;
 }
 
-/* key_check.KeyCheck._try_remaining(self, spent, budget) */
+/* watch_lists.KeyCheck._try_remaining(self, spent, budget) */
 static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *check = a[0], *home = is_a(check, st->KeyCheck) ? AT(check, KeyCheck, _home) : NULL;

@@ -30,10 +30,8 @@ from purgatory._core.buckets import TimerEntry
 from purgatory._core.clock import TickClock
 from purgatory._core.dispatcher import dispatcher_of
 from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.loop import UNBOUND, report, running_loop
-from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.notifier import wait_notifier
-from purgatory._core.observers import Cause, Observer
+from purgatory._core.loop import UNBOUND, LoopTimingWheel, report, running_loop
+from purgatory._core.observers import Cause, Observer, wait_notifier
 
 Id = TypeVar("Id", bound=Hashable)
 

@@ -11,14 +11,25 @@ observers; you may write your own.
     Purgatory("fetches", observer=Slow())
 
 Observers run on the loop and block it: only record the event, and process it later or in a thread.
+
+An operation that is observed has a `Record` from the moment it is watched. Each claim writes its
+cause there. The record is taken off when the observers are notified of the end, so there is no
+second event. Without observers there are no records.
+
+While observers are notified the dispatcher is busy, as during a hook, so work that they cause
+follows.
 """
 
 from collections.abc import Hashable, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, final
+from math import isinf
+from typing import Any, Final, NamedTuple, Protocol, final
 
-from purgatory._core.arguments import describe
-from purgatory._core.states import OperationState
+from purgatory._core.arguments import describe, printable
+from purgatory._core.failure import Failure
+from purgatory._core.kernel import compiled, constants, fields
+from purgatory._core.loop import LoopBinding, Report, report
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
 
 
 class Cause(Enum):
@@ -117,3 +128,174 @@ def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer,
 def overrides_key_checked(observer: Observer) -> bool:
     """Whether it overrides `Observer.key_checked`, which does nothing."""
     return getattr(type(observer), "key_checked", None) is not Observer.key_checked
+
+
+NO_KEY: Final[Any] = object()
+"""In place of a key, which may be None."""
+
+_new_tuple: Final = tuple.__new__
+
+constants(Ended=Ended, Failure=Failure, FIRST_TRY=Cause.FIRST_TRY, NO_KEY=NO_KEY)
+constants(FORCED=Cause.FORCED, KEY=Cause.KEY, DEADLINE=Cause.DEADLINE)
+
+
+@final
+@fields
+class Record:
+    """Facts for observers about an operation that has not ended.
+
+    Attributes:
+        keys: a key, or a tuple of keys.
+        started_at: in the loop's time.
+        failed_tries: how often its condition was tried and did not hold.
+        cause: what ends it, if it ends now.
+        key: the key whose check has ended it; `NO_KEY` without one.
+    """
+
+    __slots__ = ("cause", "failed_tries", "key", "keys", "started_at")
+
+    def __init__(self, keys: Hashable, started_at: float) -> None:
+        self.keys = keys
+        self.started_at = started_at
+        self.failed_tries = 0
+        self.cause = Cause.FIRST_TRY
+        self.key: Hashable = NO_KEY
+
+
+class Observed(Protocol):
+    """An operation, as far as observers are concerned."""
+
+    _op_result: Any
+    _op_state: OperationState
+    _op_timeout: float | None
+    _timer_deadline: Any
+
+
+@final
+@fields
+class Notifier:
+    """Notifies observers. If one raises, the others are notified nevertheless.
+
+    Args:
+        name: the name of the object in which operations wait.
+        observers: in the order of notification.
+        report: called with their exceptions.
+    """
+
+    __slots__ = ("_check_observers", "_observers", "_report", "_start_observers", "name")
+
+    def __init__(self, name: str, observers: Sequence[Observer], report: Report) -> None:
+        self.name = name
+        self._observers = tuple(observers)
+        self._start_observers = [each for each in observers if hasattr(each, "operation_started")]
+        self._check_observers = [each for each in observers if overrides_key_checked(each)]
+        self._report = report
+
+    def started(self, operation: Any) -> None:
+        """Notifies of an operation that begins to wait, or has ended at its first try."""
+        for observer in self._start_observers:
+            try:
+                observer.operation_started(operation)
+            except BaseException as error:
+                self._failed("operation_started", observer, error)
+
+    def ended(self, ended: Ended) -> None:
+        """Notifies of an operation that has ended."""
+        for observer in self._observers:
+            try:
+                observer.operation_ended(ended)
+            except BaseException as error:
+                self._failed("operation_ended", observer, error)
+
+    @compiled
+    def operation_ended(self, operation: Observed, record: Record, now: float) -> None:
+        """Notifies of an operation of a purgatory that has ended and been answered."""
+        state, cause, result = operation._op_state, record.cause, operation._op_result
+        keys, key, started_at = record.keys, record.key, record.started_at
+        timeout, when = operation._op_timeout, operation._timer_deadline
+        if timeout is None and when is not None:
+            timeout = max(when - started_at, 0.0)
+        self.ended(
+            _new_tuple(Ended, (
+                self.name, type(operation).__name__, keys if type(keys) is tuple else (keys,),
+                started_at, now, None if timeout is None or isinf(timeout) else timeout,
+                state, cause, None if key is NO_KEY else key, record.failed_tries,
+                cause is Cause.DEADLINE and state is COMPLETED,
+                result.exception if type(result) is Failure else None, id(operation),
+            ))
+        )  # fmt: skip
+
+    def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
+        """Notifies of a check that found waiters, if an observer wants checks."""
+        for observer in self._check_observers:
+            try:
+                observer.key_checked(key, tried, completed)
+            except BaseException as error:
+                self._failed("key_checked", observer, error)
+
+    def _failed(self, method: str, observer: Observer, error: BaseException) -> None:
+        self._report(f"{method} of {describe(observer)} raised", error)
+
+
+_STATES: Final = {Cause.FIRST_TRY: COMPLETED, Cause.KEY: COMPLETED, Cause.DEADLINE: EXPIRED}
+"""The state of a wait by its cause; by all other causes it is cancelled."""
+
+
+@final
+class WaitNotifier:
+    """Notifies observers of waits and ids, which are no operations. To be used in work of the
+    dispatcher, so that work which observers cause follows.
+
+    Args:
+        observers: at least one.
+        binding: knows the loop.
+        name: of the object in which they wait.
+        kind: of these waits.
+    """
+
+    def __init__(
+        self, observers: Sequence[Observer], binding: LoopBinding, name: str, kind: str
+    ) -> None:
+        self._notifier = Notifier(name, observers, self._report)
+        self._binding = binding
+        self._kind = kind
+
+    def started(self, wait: object) -> None:
+        """Notifies of the start of a wait."""
+        self._notifier.started(wait)
+
+    def ended(
+        self,
+        wait: object,
+        keys: tuple[Hashable, ...],
+        started_at: float,
+        ended_at: float,
+        timeout: float | None,
+        cause: Cause,
+        failed_tries: int,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Notifies of the end of a wait. For the arguments see `Ended`; an infinite timeout is
+        none."""
+        if timeout is not None and isinf(timeout):
+            timeout = None
+        self._notifier.ended(Ended(
+            self._notifier.name, self._kind, keys, started_at, ended_at, timeout,
+            _STATES.get(cause, CANCELLED), cause, keys[0] if cause is Cause.KEY else None,
+            failed_tries, False, exception, id(wait),
+        ))  # fmt: skip
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._binding.loop, f"{printable(self._notifier.name)}: {message}", error)
+
+
+def wait_notifier(
+    given: Observer | Sequence[Observer] | None, binding: LoopBinding, name: str, kind: str
+) -> WaitNotifier | None:
+    """A `WaitNotifier`, or None without observers.
+
+    Raises:
+        TypeError: see `observers_of`.
+    """
+    observers = observers_of(given)
+    return WaitNotifier(observers, binding, name, kind) if observers else None

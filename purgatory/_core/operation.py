@@ -44,8 +44,7 @@ from purgatory._core.errors import OperationCancelled, WrongLoop
 from purgatory._core.failure import Failure
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import report, running_loop
-from purgatory._core.notifier import NO_KEY, Record
-from purgatory._core.observers import Cause
+from purgatory._core.observers import NO_KEY, Cause, Record
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 
 if TYPE_CHECKING:

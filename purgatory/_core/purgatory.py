@@ -21,20 +21,18 @@ from purgatory._core.arguments import (
 from purgatory._core.closing import cancel_key, close, in_batches, reopen
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
-from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.kernel import compiled, fields
-from purgatory._core.key_check import KeyCheck
 from purgatory._core.loop import (
     MAX_PER_ITERATION,
     REGISTRATIONS_PER_STEP,
     UNBOUND,
+    LoopTimingWheel,
+    ThreadsafeInbox,
     raise_later,
     report,
     running_loop,
 )
-from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.notifier import NO_KEY, Notifier, Record
-from purgatory._core.observers import Cause, Observer, observers_of
+from purgatory._core.observers import NO_KEY, Cause, Notifier, Observer, Record, observers_of
 from purgatory._core.operation import (
     NO_RESULT,
     UNWATCHED,
@@ -56,6 +54,7 @@ from purgatory._core.states import COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.watch_lists import (
     Chunk,
+    KeyCheck,
     Keys,
     Watchers,
     WatchLinks,

@@ -51,17 +51,16 @@ from purgatory._core.errors import (
     PurgatoryFull,
 )
 from purgatory._core.failure import Failure
-from purgatory._core.inbox import ThreadsafeInbox
 from purgatory._core.loop import (
     MAX_PER_ITERATION,
     REGISTRATIONS_PER_STEP,
     UNBOUND,
+    LoopTimingWheel,
+    ThreadsafeInbox,
     report,
     running_loop,
 )
-from purgatory._core.loop_wheel import LoopTimingWheel
-from purgatory._core.notifier import wait_notifier
-from purgatory._core.observers import Cause, Observer
+from purgatory._core.observers import Cause, Observer, wait_notifier
 from purgatory._core.states import CANCELLED, EXPIRED
 from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (

@@ -43,8 +43,7 @@ from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import WrongLoop
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import running_loop
-from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.loop import LoopTimingWheel, running_loop
 
 T = TypeVar("T")
 

@@ -8,8 +8,7 @@ from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import UNBOUND, running_loop
-from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.loop import UNBOUND, LoopTimingWheel, running_loop
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
 

@@ -45,7 +45,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
 
 from purgatory import Cause, Ended, Observer, OperationState, PurgatoryError
-from purgatory._core.notifier import Notifier
+from purgatory._core.observers import Notifier
 from purgatory.asgi._request import Receive, Scope, Send
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast, f
 
 from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory._core.arguments import describe
-from purgatory._core.inbox import ThreadsafeInbox
-from purgatory._core.loop import LoopBinding, running_loop
+from purgatory._core.loop import LoopBinding, ThreadsafeInbox, running_loop
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._request import Scope, header_values, query_parameter

@@ -6,8 +6,7 @@ import pytest
 from helpers import Spy, in_thread, iterations
 from loops import on_every_loop
 
-from purgatory._core.inbox import MAX_ITEMS, ThreadsafeInbox
-from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.loop import MAX_ITEMS, LoopTimingWheel, ThreadsafeInbox
 
 pytestmark = on_every_loop
 

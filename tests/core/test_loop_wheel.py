@@ -21,8 +21,13 @@ from loops import Runner, on_every_loop, on_virtual_time
 
 from purgatory import WrongLoop
 from purgatory._core.buckets import TimerEntry
-from purgatory._core.loop import MAX_PER_ITERATION
-from purgatory._core.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
+from purgatory._core.loop import (
+    BUSY_AFTER,
+    BUSY_DELAY,
+    BUSY_WINDOW,
+    MAX_PER_ITERATION,
+    LoopTimingWheel,
+)
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 from purgatory.testing import VirtualTimeLoop
 

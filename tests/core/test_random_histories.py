@@ -34,10 +34,9 @@ from purgatory import (
     Purgatory,
     PurgatoryClosed,
 )
-from purgatory._core import buckets, closing, dispatcher, loop_wheel, watch_lists, wheel
+from purgatory._core import buckets, closing, dispatcher, loop, watch_lists, wheel
 from purgatory._core import purgatory as purgatory_module
-from purgatory._core.key_check import KeyCheck
-from purgatory._core.watch_lists import keys_of
+from purgatory._core.watch_lists import KeyCheck, keys_of
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -45,13 +44,13 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 SMALL = [
     *(
         (module, "MAX_PER_ITERATION", 8)
-        for module in (dispatcher, closing, purgatory_module, watch_lists, loop_wheel)
+        for module in (dispatcher, closing, purgatory_module, watch_lists, loop)
     ),
     (dispatcher, "SLICE", 2),
     (watch_lists, "CHUNK_CAPACITY", 4),
     (buckets, "CHUNK_CAPACITY", 4),
     (wheel, "CHUNK_CAPACITY", 4),
-    (loop_wheel, "MAX_TIMER_DELAY", 10.0),
+    (loop, "MAX_TIMER_DELAY", 10.0),
 ]
 
 KEYS = "abcdef"

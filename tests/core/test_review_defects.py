@@ -29,8 +29,7 @@ from purgatory import (
     PurgatoryFull,
 )
 from purgatory._core.conditions import Condition
-from purgatory._core.inbox import MAX_ITEMS
-from purgatory._core.loop import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_ITEMS, MAX_PER_ITERATION
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState

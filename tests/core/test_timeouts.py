@@ -33,7 +33,7 @@ from requirements import unavailable
 
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
-from purgatory._core.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
+from purgatory._core.loop import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
 from purgatory._core.timeouts import TICK, WHEEL_ATTRIBUTE, running_wheel
 from purgatory.testing import VirtualTimeLoop
 

@@ -12,7 +12,7 @@ from helpers import Probe, iterations, outcome
 from loops import on_every_loop, on_virtual_time
 
 from purgatory import OperationReused, OperationState, Purgatory
-from purgatory._core.loop_wheel import MAX_TIMER_DELAY
+from purgatory._core.loop import MAX_TIMER_DELAY
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
