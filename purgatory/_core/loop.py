@@ -180,7 +180,10 @@ class LoopBinding:
         elif running is None:
             why = "no event loop is running"
         else:
-            why = f"the running loop is {running!r}"
+            why = (
+                f"the running loop is {running!r}; use one for each loop (in tests: fixtures and "
+                "tests of one loop_scope)"
+            )
         return f"bound to {self.loop!r}, but {why}"
 
 

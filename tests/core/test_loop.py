@@ -110,6 +110,7 @@ def test_each_kind_of_wrong_caller_has_its_message(loop_factory):
         assert (
             said.startswith("cannot use 'key': bound to <")
             and ", but the running loop is <" in said
+            and said.endswith("one loop_scope)")
         )
         assert (
             refusal(binding.bind, "use it")
