@@ -23,15 +23,10 @@ def duration(seconds: float | None) -> str:
     """A duration with its unit."""
     if seconds is None:
         return "?"
-    for unit, factor, limit in (
-        ("µs", 1e6, 1e-3),
-        ("ms", 1e3, 1.0),
-        ("s", 1.0, 120.0),
-        ("min", 1 / 60, 7200.0),
-    ):
+    for unit, factor, limit in (("µs", 1e6, 1e-3), ("ms", 1e3, 1.0), ("s", 1.0, 120.0)):
         if abs(seconds) < limit:
             return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if abs(seconds) < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def plural(count: int, noun: str) -> str:
@@ -90,36 +85,6 @@ def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
     return [(recent[-1][2][index][way] - recent[0][2][index][way]) / seconds for way in (1, 2, 3)]
 
 
-def quantile(histograms: Sequence[dict[str, Any]], share: float) -> str:
-    """The bound of some histograms that is not exceeded by a share of all their durations."""
-    counts = [
-        sum(column)
-        for column in zip(*(histogram["counts"] for histogram in histograms), strict=True)
-    ]
-    bounds, cumulative = histograms[0]["bounds"], 0
-    for i, count in enumerate(counts):
-        cumulative += count
-        if count and cumulative >= share * sum(counts):
-            return (
-                f"> {duration(bounds[i - 1])}" if bounds[i] is None else f"≤ {duration(bounds[i])}"
-            )
-    return "–"
-
-
-def distributions(kinds: Sequence[dict[str, Any]]) -> list[Text]:
-    """How long operations have waited, by outcome, and how late they were after their deadlines."""
-    lines = []
-    for name in ("completed", "expired", "cancelled"):
-        waits = [kind["waits"][name] for kind in kinds if name in kind["waits"]]
-        if any(any(histogram["counts"]) for histogram in waits):
-            half, most = quantile(waits, 0.5), quantile(waits, 0.99)
-            lines.append(Text(f"{name} operations had waited: half {half}, 99 % {most}"))
-    late = [kind["lateness"] for kind in kinds]
-    if any(any(histogram["counts"]) for histogram in late):
-        lines.append(Text(f"ended after their deadlines by: 99 % {quantile(late, 0.99)}"))
-    return lines
-
-
 def overview(state: dict[str, Any], width: int) -> list[Text]:
     """A row for each purgatory."""
     heads = ["purgatory", "pending", "completed/s", "expired/s", "cancelled/s", "missed"]
@@ -144,7 +109,7 @@ def overview(state: dict[str, Any], width: int) -> list[Text]:
 
 
 def details(purgatory: dict[str, Any], room: int, width: int) -> list[Text]:
-    """The operations of a purgatory that wait longest, and its keys with the most waiters.
+    """The missed triggers of a purgatory, and its operations that wait longest.
 
     Args:
         purgatory: with all of its details.
@@ -161,20 +126,10 @@ def details(purgatory: dict[str, Any], room: int, width: int) -> list[Text]:
         end = f" ({cut(printable(each['kind']), 16)}), {duration(each['ago'])} ago"
         keys = cut(keys_of(each), max(width - len("missed trigger: ") - len(end), 8))
         lines.append(Text(f"missed trigger: {keys}{end}", "red"))
-    if room > MAX_ROWS:
-        lines += distributions(purgatory.get("kinds", ()))
-    hot = [each for each in purgatory["hottest"] if each["waiting"] > 1]
-    heads = 1 + bool(hot)
-    rows = min(max((room - len(lines) - heads) // heads, MIN_ROWS), MAX_ROWS)
+    rows = min(max(room - len(lines) - 1, MIN_ROWS), MAX_ROWS)
     if purgatory["oldest"]:
         cells = [[(keys_of(each), ""), *_times(each)] for each in purgatory["oldest"][:rows]]
         lines += table(["waiting longest", "kind", "waiting", "left"], cells, width)
-    if hot:
-        cells = [
-            [(printable(each["key"]), ""), (f"{each['waiting']:,}{'+' * each['isAtLeast']}", "")]
-            for each in hot[:rows]
-        ]
-        lines += table(["keys with the most waiters", "waiting"], cells, width)
     return lines
 
 

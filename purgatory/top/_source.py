@@ -204,9 +204,7 @@ class Source:
     def once(self) -> dict[str, Any] | None:
         """The state, when the other workers have had the time to announce themselves."""
         state = self.next()
-        if state is None:
-            return None
-        if self.is_probed(state):
+        if state is not None and self.is_probed(state):
             misses = 0
             # In a row: of many workers the last one is rare.
             while misses < MAX_MISSES and len(self.met) < MAX_WORKERS:
@@ -215,12 +213,10 @@ class Source:
                     break
                 misses = misses + PROBES if len(self.met) == known else 0
             return state | {"others": self._others(state)}
-        if state["relay"] is None:
-            return state
-        for _ in range(MAX_ANNOUNCEMENTS):
-            known = len(state.get("others") or ())
+        for _ in range(MAX_ANNOUNCEMENTS if state is not None and state["relay"] else 0):
+            known = len((state or {}).get("others") or ())
             state = self.next() or state
-            if 0 < known == len(state.get("others") or ()):
+            if 0 < known == len((state or {}).get("others") or ()):
                 break
         return state
 

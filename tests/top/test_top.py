@@ -19,46 +19,7 @@ from rich.text import Text
 
 from purgatory import top
 from purgatory.top import _follow, _source
-from purgatory.top._drawing import cut, distributions, keys_of, quantile, screen
-
-BOUNDS = [0.001, 1.0, 8.0, None]
-
-
-def histogram(*counts):
-    return {"bounds": BOUNDS, "counts": list(counts), "sum": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("counted", "share", "words"),
-    [
-        ([(1, 0, 0, 0)], 0.5, "≤ 1 ms"),
-        ([(1, 1, 0, 0)], 0.5, "≤ 1 ms"),
-        ([(1, 1, 1, 0)], 0.5, "≤ 1 s"),
-        ([(99, 0, 1, 0)], 0.99, "≤ 1 ms"),
-        ([(98, 0, 2, 0)], 0.99, "≤ 8 s"),
-        ([(0, 0, 0, 1)], 0.5, "> 8 s"),
-        ([(1, 0, 0, 0), (0, 0, 2, 0)], 0.5, "≤ 8 s"),
-        ([(0, 0, 0, 0)], 0.5, "–"),
-    ],
-)
-def test_quantile_is_shown_as_its_upper_bound(counted, share, words):
-    assert quantile([histogram(*counts) for counts in counted], share) == words
-
-
-def test_waits_of_all_kinds_are_summed():
-    kinds = [
-        {
-            "waits": {"completed": histogram(1, 0, 0, 0), "expired": histogram(0, 0, 1, 0)},
-            "lateness": histogram(1, 0, 0, 0),
-        },
-        {"waits": {"completed": histogram(0, 2, 0, 0)}, "lateness": histogram(0, 0, 0, 0)},
-    ]
-    assert [line.plain for line in distributions(kinds)] == [
-        "completed operations had waited: half ≤ 1 s, 99 % ≤ 1 s",
-        "expired operations had waited: half ≤ 8 s, 99 % ≤ 8 s",
-        "ended after their deadlines by: 99 % ≤ 1 ms",
-    ]
-    assert distributions([{"waits": {}, "lateness": histogram(0, 0, 0, 0)}]) == []
+from purgatory.top._drawing import cut, keys_of, screen
 
 
 def state(**more):
@@ -238,12 +199,10 @@ def purgatory(**more):
         {"keys": [key], "moreKeys": 0, "kind": "Job", "waited": 137.2, "left": 463.1}
         for key in UUIDS
     ]
-    hottest = [{"key": key, "waiting": 1, "isAtLeast": False} for key in UUIDS]
     missed = [{"keys": [UUIDS[0]], "moreKeys": 0, "kind": "Job", "ago": 3.0}]
     return {
-        "name": "replies", "pending": 8, "keys": 8, "missed": 1, "oldest": oldest, "hottest": hottest,
-        "missedLast": missed, "levels": [{"waiting": 8, "sector": 4.4}], "withoutDeadline": 0,
-        "kinds": [{"waits": {"completed": histogram(1, 0, 2, 0)}, "lateness": histogram(1, 0, 0, 0)}],
+        "name": "replies", "pending": 8, "keys": 8, "missed": 1, "oldest": oldest,
+        "missedLast": missed, "withoutDeadline": 0,
         **more,
     }  # fmt: skip
 
@@ -264,13 +223,10 @@ def test_long_keys_are_cut_in_the_middle():
     assert cut("short", 5) == "short"
 
 
-def test_keys_with_one_waiter_each_are_not_hot():
-    assert not any("most waiters" in line for line in lines_of(state(purgatories=[purgatory()])))
-    hot = purgatory(hottest=[{"key": "'tea'", "waiting": 2, "isAtLeast": True}])
-    for width in (80, 140):
-        lines = lines_of(state(purgatories=[hot]), width)
-        assert any("keys with the most waiters" in line for line in lines)
-        assert any("'tea'" in line and "2+" in line for line in lines)
+def test_equal_keys_are_one_row_with_their_number():
+    [first, *_] = purgatory()["oldest"]
+    lines = lines_of(state(purgatories=[purgatory(oldest=[first | {"count": 18}])]))
+    assert sum(f"{UUIDS[0]} ×18  Job" in line for line in lines) == 1
 
 
 def test_the_sum_over_all_workers_is_first():
@@ -412,7 +368,7 @@ def leaves(value, path=()):
 
 WHOLE = state(
     history=[[1.0, 0.1, [[8, 1, 2, 3, 4]]], [2.0, 0.1, [[8, 1, 2, 3, 4]]]],
-    purgatories=[purgatory(oldest=purgatory()["oldest"][:1], hottest=[])],
+    purgatories=[purgatory(oldest=purgatory()["oldest"][:1])],
     polls={"open": 1, "endings": {"gone": 1}},
     relay={"isConnected": True, "for": 1.0},
     others=[{"pid": 1, "host": "vm", "pending": 1, "polls": 1, "address": None}],
