@@ -3,8 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+from opentelemetry.metrics import (
+    CallbackOptions,
+    MeterProvider,
+    Observation,
+    get_meter,
+    get_meter_provider,
+)
 from opentelemetry.metrics import Meter as OTelMeter
 
 from purgatory import Purgatory, ThresholdPurgatory
@@ -24,6 +31,10 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay
 
 Observations = Iterable[Observation]
+
+observed_providers: "WeakSet[MeterProvider]" = WeakSet()
+"""Meter providers with instruments. They keep the first callback of a name, and drop others
+without an error."""
 
 
 def observe(
@@ -50,9 +61,18 @@ def observe(
 
     Raises:
         TypeError: `meter` is not a `Meter`.
+        ValueError: the meter provider has the instruments already; one call takes all purgatories.
     """
     if not isinstance(meter, Meter):
         raise TypeError(f"meter must be a Meter, not {meter!r}")
+    meter_provider = meter_provider or get_meter_provider()
+    if meter_provider in observed_providers:
+        raise ValueError(
+            "observe was called before with this meter provider, which would drop the second "
+            "instruments of a name: use one Meter, and give all purgatories, polls and the relay "
+            "to one call"
+        )
+    observed_providers.add(meter_provider)
     otel_meter = get_meter("purgatory", meter_provider=meter_provider)
     _create_for_kinds(otel_meter, meter)
     _create_for_purgatories(otel_meter, as_tuple(purgatories), as_tuple(thresholds), relay)

@@ -218,3 +218,10 @@ async def test_names_with_lone_surrogates_can_be_exported(provider, exporter, re
     for event in span.events:
         for value in event.attributes.values():
             assert value.encode()
+
+
+def test_second_observe_of_a_provider_is_refused(reader):
+    observe(Meter(), meter_provider=reader.provider)
+    for meter in (Meter(), Meter()):
+        with pytest.raises(ValueError, match=r"^observe was called before .* one call$"):
+            observe(meter, meter_provider=reader.provider)
