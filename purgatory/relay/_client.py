@@ -10,7 +10,7 @@ from typing import Any, Final, cast, final
 
 from purgatory import RelayUnavailable, timeout
 from purgatory._core.arguments import printable
-from purgatory.relay._delivery_batcher import DeliveryBatcher
+from purgatory.relay._batcher import backoff
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
     Change,
@@ -26,12 +26,7 @@ from purgatory.relay._store import (
     StoreWithDeliveries,
     SweptStore,
 )
-from purgatory.relay._write_batcher import WriteBatcher
-
-MIN_BACKOFF: Final = 0.02
-MAX_BACKOFF: Final = 1.0
-"""Bounds of the delay between two attempts to reach a store, in seconds."""
-
+from purgatory.relay._writer import Call, Writer
 
 MIN_SWEEP_INTERVAL: Final = 1.0
 MAX_SWEEP_INTERVAL: Final = 60.0
@@ -44,12 +39,6 @@ SWEEP_PAUSE: Final = 0.005
 """Pause between two portions of expired values, in seconds, so that writes can run in between."""
 
 log = logging.getLogger("purgatory.relay")
-
-
-def backoff(failures: int) -> float:
-    """Seconds to wait after this number of failures, with jitter, so that processes do not all
-    retry at once."""
-    return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
 
 
 @asynccontextmanager
@@ -88,8 +77,11 @@ class StoreClient:
         if max_value < 1:
             raise ValueError(f"max_value must be a positive number of bytes, got {max_value}")
         self.store, self.timeout = store, timeout
-        self.batcher = WriteBatcher(self.write if write is None else write, backoff)
-        self.deliveries = DeliveryBatcher(self._settle, backoff)
+        self._write = write or self.write
+        self.changes = Writer("writing", self._change_all)
+        self.deliveries = Writer("delivering", self._settle)
+        self.sent = 0
+        """Number of changes written."""
         self._max_value = max_value
         self.last_error: RelayUnavailable | None = None
         """Error of the last attempt to open the store; None if it succeeded."""
@@ -109,7 +101,7 @@ class StoreClient:
 
     def stop(self) -> None:
         """Cancels unanswered writes and deliveries."""
-        self.batcher.close()
+        self.changes.close()
         self.deliveries.close()
 
     async def close(self) -> None:
@@ -138,23 +130,52 @@ class StoreClient:
             RelayUnavailable: the change was not made, or may have been made; the message says
                 which.
         """
-        key, batcher = change.key, self.batcher
+
+        async def write() -> int:
+            message = check_message(await self.store.write([change], connection))
+            return message.versions[change.key]
+
+        own = None if connection is None else write
+        version: int = await self._answer(action, "written", self.changes, change, own)
+        return version
+
+    async def _answer(
+        self,
+        action: str,
+        done: str,
+        writer: Writer,
+        request: Change | Delivery,
+        own: Callable[[], Awaitable[int]] | None,
+    ) -> Any:
+        """The answer to a request, which `own` makes in the caller's transaction if it is given."""
+        key, call = request.key, None
         try:
             async with timeout(self.timeout):
-                if connection is not None:
-                    message = check_message(await self.store.write([change], connection))
-                    return message.versions[key]
-                return await batcher.submit(change)
+                if own is not None:
+                    return await own()
+                call = writer.submit(request)
+                return await call.answer
         except TimeoutError:
-            written = ", and it was perhaps written" if batcher.is_in_flight(key) else ""
-            if batcher.is_locked(key):
-                locked = f"another transaction holds it locked at {self.store.address}{written}"
-                raise RelayUnavailable(f"cannot {action} {key!r}: {locked}") from None
-            error = self.unavailable(action, key, batcher.last_error)
-            raise RelayUnavailable(f"{error}{written}") from batcher.last_error
+            raise self._unanswered(action, done, writer, call, key) from writer.batcher.last_error
         except RelayUnavailable as error:
-            written = "" if isinstance(error, NotWritten) else ", and it was perhaps written"
-            raise RelayUnavailable(f"cannot {action} {key!r}: {error}{written}") from error
+            perhaps = "" if isinstance(error, NotWritten) else f", and it was perhaps {done}"
+            raise RelayUnavailable(f"cannot {action} {key!r}: {error}{perhaps}") from error
+
+    def _unanswered(
+        self, action: str, done: str, writer: Writer, call: Call | None, key: str
+    ) -> RelayUnavailable:
+        perhaps = f", and it was perhaps {done}" if call and call.is_perhaps_made else ""
+        if call and call.is_locked:
+            locked = f"another transaction holds it locked at {self.store.address}"
+            return RelayUnavailable(f"cannot {action} {key!r}: {locked}{perhaps}")
+        return RelayUnavailable(
+            f"{self.unavailable(action, key, writer.batcher.last_error)}{perhaps}"
+        )
+
+    async def _change_all(self, changes: Sequence[Change]) -> Mapping[str, int]:
+        message = await self._write(changes)
+        self.sent += len(message.versions)
+        return message.versions
 
     # -- deliveries
 
@@ -181,27 +202,15 @@ class StoreClient:
                 f"cannot deliver {len(value)} bytes to {key!r}: the server at {self.store.address} "
                 f"takes at most {limit}"
             )
-        pending = None
-        try:
-            async with timeout(self.timeout):
-                if connection is not None:
-                    store = cast(StoreWithDeliveries, self.store)
-                    return (await store.settle([delivery], connection))[key]
-                pending = self.deliveries.submit(delivery)
-                return await pending.answer
-        except TimeoutError:
-            made = ", and it was perhaps delivered" if pending and pending.is_perhaps_made else ""
-            if pending and pending.is_locked:
-                locked = f"another transaction holds it locked at {self.store.address}"
-                raise RelayUnavailable(f"cannot deliver to {key!r}: {locked}{made}") from None
-            last = self.deliveries.last_error
-            error = self.unavailable("deliver to", key, last)
-            raise RelayUnavailable(f"{error}{made}") from last
-        except RelayUnavailable as error:
-            made = "" if isinstance(error, NotWritten) else ", and it was perhaps delivered"
-            raise RelayUnavailable(f"cannot deliver to {key!r}: {error}{made}") from error
 
-    async def _settle(self, deliveries: Sequence[Delivery]) -> Mapping[str, bool]:
+        async def settle() -> int:
+            store = cast(StoreWithDeliveries, self.store)
+            return (await store.settle([delivery], connection))[key]
+
+        own = None if connection is None else settle
+        return bool(await self._answer("deliver to", "delivered", self.deliveries, delivery, own))
+
+    async def _settle(self, deliveries: Sequence[Delivery]) -> Mapping[str, int]:
         # Half the timeout leaves time for a second attempt.
         async with answer_within(self.store, self.timeout / 2.0):
             return await cast(StoreWithDeliveries, self.store).settle(deliveries)

@@ -615,7 +615,7 @@ class Relay:
             is_connected=self._sync is not None and self._sync.is_current.is_set(),
             since=0.0 if sync is None else sync.since,
             received=follower.received,
-            sent=self._client.batcher.sent,
+            sent=self._client.sent,
             resyncs=follower.resyncs,
             healed=follower.healed,
             epochs=follower.epochs,

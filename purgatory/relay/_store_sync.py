@@ -32,7 +32,8 @@ from typing import Final, final
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory._core.arguments import printable
 from purgatory._core.logs import RateLimit
-from purgatory.relay._client import answer_within, backoff
+from purgatory.relay._batcher import backoff
+from purgatory.relay._client import answer_within
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
 from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._membership import Membership

@@ -126,11 +126,11 @@ def test_locked_row_blocks_no_other_key(
             )
             assert await connection.fetchval(query) == 2
             await until(
-                lambda: not here._client.batcher.is_locked("locked")
+                lambda: not here._client.changes.is_locked("locked")
             )  # the last attempt has failed, too
             await set_timeout(here, TIMEOUT)
             waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
-            await until(lambda: here._client.batcher.is_locked("locked"))
+            await until(lambda: here._client.changes.is_locked("locked"))
             waiting.append(asyncio.create_task(here.bump("locked")))
             await transaction.rollback()
             assert await asyncio.gather(*waiting) == [
@@ -152,7 +152,7 @@ def test_advances_keep_order_behind_bumps_of_locked_key(
             async with connection.transaction():
                 await here.bump("a", connection=connection)
                 first = asyncio.create_task(here.bump("a"))
-                await until(lambda: here._client.batcher.is_locked("a"))
+                await until(lambda: here._client.changes.is_locked("a"))
                 rest = [
                     asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))
                 ]

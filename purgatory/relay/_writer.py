@@ -1,0 +1,195 @@
+"""Batches the changes, or the deliveries, of a process, so that many calls at once become few writes
+and few messages.
+
+    in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
+    one write                       a: to at least 10, then by 2; b: by 1
+    its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the
+                                                     advance 12
+
+A write that was certainly not made is retried as long as its caller waits. A write that may have
+been made is retried if that is harmless: an advance is idempotent, and the store recognizes a
+delivery by its token. A bump is not retried. Calls to keys locked by other transactions are retried
+on their own, so that they delay no other keys.
+"""
+
+from asyncio import Future, TimerHandle, get_running_loop
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, final
+
+from purgatory import OperationCancelled, RelayUnavailable
+from purgatory.relay._batcher import Batcher, backoff
+from purgatory.relay._messages import Change, Delivery
+from purgatory.relay._store import NotWritten
+
+MAX_KEYS_PER_WRITE: Final = 100
+
+MAX_CALLS_PER_WRITE: Final = 1_000
+"""Limit of calls per write: all their callers resume in one loop iteration."""
+
+MAX_BYTES_PER_WRITE: Final = 1 << 20
+"""A write takes no further delivery once its values reach this size, in bytes."""
+
+Request = Change | Delivery
+
+
+@final
+class Call:
+    """A change or a delivery, whose caller waits for the answer."""
+
+    __slots__ = ("answer", "is_locked", "is_perhaps_made", "request")
+
+    def __init__(self, request: Request, answer: "Future[Any]") -> None:
+        self.request, self.answer = request, answer
+        self.is_locked = False
+        """Whether another transaction holds the key locked."""
+        self.is_perhaps_made = False
+        """Whether the store may have it: it is in flight, or an earlier answer was lost."""
+
+    @property
+    def is_bump(self) -> bool:
+        """Whether it must not be sent twice: a change by an increment of 1."""
+        return isinstance(self.request, Change) and self.request.increment == 1
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its caller still waits."""
+        return not self.answer.done()
+
+    def fail(self, error: Exception) -> None:
+        """Sets `error` as the answer."""
+        if self.is_awaited:
+            self.answer.set_exception(error)
+
+
+Groups = dict[str, list[Call]]
+"""Calls by key."""
+
+
+@final
+class Writer:
+    """Batches and retries changes or deliveries.
+
+    Args:
+        name: of its task.
+        write: makes one request for each key. Returns the answers; locked keys are missing.
+    """
+
+    def __init__(
+        self, name: str, write: Callable[[Sequence[Any]], Awaitable[Mapping[str, int]]]
+    ) -> None:
+        self._write = write
+        self.batcher: Batcher[Call] = Batcher(
+            name,
+            self._send,
+            fail=Call.fail,
+            is_awaited=lambda call: call.is_awaited,
+            kind=lambda call: call.is_locked,
+            max_calls=MAX_CALLS_PER_WRITE,
+            max_failures=2,
+        )
+        self._locked: Groups = {}
+        """Calls to locked keys, which wait for the next attempt."""
+        self._lock_failures = 0
+        self._lock_timer: TimerHandle | None = None
+
+    def submit(self, request: Request) -> Call:
+        """Queues a request. The answer is the version of a change, or whether a delivery settled
+        its key."""
+        call = Call(request, get_running_loop().create_future())
+        self.batcher.add([call])
+        return call
+
+    def is_locked(self, key: str) -> bool:
+        """Whether calls wait for another transaction that holds `key` locked."""
+        return any(call.is_awaited for call in self._locked.get(key, ()))
+
+    def close(self) -> None:
+        """Cancels the calls without an answer."""
+        if self._lock_timer is not None:
+            self._lock_timer.cancel()
+        locked = [call for calls in self._locked.values() for call in calls]
+        for call in (*self.batcher.close(), *locked):
+            error = f"{call.request.key!r} was perhaps not written: the relay was closed"
+            call.fail(OperationCancelled(error))
+
+    async def _send(self, calls: list[Call]) -> Sequence[Call]:
+        is_retry = calls[0].is_locked
+        groups, rest = grouped(calls)
+        for key in [] if is_retry else self._locked.keys() & groups.keys():
+            self._lock(key, groups.pop(key))
+        if not groups:
+            return rest
+        sent = [call for group in groups.values() for call in group]
+        before = [call.is_perhaps_made for call in sent]
+        for call in sent:
+            call.is_perhaps_made = True
+        try:
+            answers = await self._write([combined(group) for group in groups.values()])
+        except RelayUnavailable as error:
+            for call, was in zip(sent, before, strict=True):
+                if isinstance(error, NotWritten):
+                    call.is_perhaps_made = was
+                elif call.is_bump:
+                    call.fail(error)
+            raise
+        for call, was in zip(sent, before, strict=True):
+            call.is_perhaps_made = was
+        for key, group in groups.items():
+            if key in answers:
+                finish(group, answers[key])
+            else:
+                self._lock(key, group)
+        if is_retry:
+            self._lock_failures = self._lock_failures + 1 if self._locked else 0
+        return rest
+
+    def _lock(self, key: str, calls: list[Call]) -> None:
+        """Keeps calls for the next attempt to write locked keys."""
+        for call in calls:
+            call.is_locked = True
+        self._locked.setdefault(key, []).extend(calls)
+        if self._lock_timer is None:
+            delay = backoff(self._lock_failures + 1)
+            self._lock_timer = get_running_loop().call_later(delay, self._retry_locked)
+
+    def _retry_locked(self) -> None:
+        calls = [call for group in self._locked.values() for call in group]
+        self._lock_timer = None
+        self._locked.clear()
+        self.batcher.add_first(calls)
+
+
+def grouped(calls: list[Call]) -> tuple[Groups, list[Call]]:
+    """The first calls by key, as many as one write takes, and the other ones. Changes of one key are
+    one change; a second delivery to a key waits for the next write."""
+    groups: Groups = {}
+    size = 0
+    for number, call in enumerate(calls):
+        request, is_new = call.request, call.request.key not in groups
+        is_full = is_new and len(groups) == MAX_KEYS_PER_WRITE
+        if isinstance(request, Delivery):
+            is_full = is_full or not is_new or size >= MAX_BYTES_PER_WRITE
+            size += len(request.value)
+        if is_full:
+            return groups, calls[number:]
+        groups.setdefault(request.key, []).append(call)
+    return groups, []
+
+
+def combined(calls: list[Call]) -> Request:
+    """The calls to one key as one request."""
+    first = calls[0].request
+    if isinstance(first, Delivery):
+        return first
+    changes = [call.request for call in calls if isinstance(call.request, Change)]
+    floors = [change.floor for change in changes]
+    return Change(first.key, max(floors), sum(change.increment for change in changes))
+
+
+def finish(calls: list[Call], answer: int) -> None:
+    """Sets the answers of the calls to one key. Each bump gets a number of its own."""
+    number = answer - sum(call.is_bump for call in calls)
+    for call in calls:
+        number += call.is_bump
+        if call.is_awaited:
+            call.answer.set_result(number if call.is_bump else answer)
