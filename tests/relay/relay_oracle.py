@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from oracle_judge import COUNTED, Fault, Notes, Times, Verdict, judge, lines_of
 from oracle_replies import judge_replies
 from relay_soak import connections_killed, remove, remove_sockets
-from servers import NatsServer, PostgresServer, RedisServer
+from servers import NatsServer, PostgresServer, RedisCluster, RedisServer
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 RESYNC = 1.5
 STORE_TIMEOUT = 1.0
-STORES = ("file", "redis", "postgresql", "nats")
+STORES = ("file", "redis", "cluster", "postgresql", "nats")
 
 
 @dataclass
@@ -133,6 +133,15 @@ async def killed(run: Run) -> None:
         run.store.kill()
         await asyncio.sleep(random.uniform(0.1, 1.0))
         await asyncio.to_thread(run.store.start)
+
+
+async def taken_over(run: Run) -> None:
+    """The primary of a cluster is killed, and comes back as a replica."""
+    with run.fault("taken over", is_lossy=True, is_new_epoch=True):
+        await asyncio.to_thread(run.store.take_over, run.store.primary.kill)
+        await asyncio.sleep(random.uniform(0.1, 1.0))
+        await asyncio.to_thread(run.store.replica.start)
+        await asyncio.to_thread(run.store.await_replica)
 
 
 async def paused(run: Run) -> None:
@@ -318,6 +327,7 @@ async def unheard(run: Run) -> None:
 FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
     "file": [deleted, unheard, unheard],
     "redis": [killed, paused, cut, flushed],
+    "cluster": [taken_over],
     "postgresql": [killed, paused, cut],
     "nats": [killed, paused, flushed],
 }
@@ -362,6 +372,8 @@ async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
         server: Any = None
         if kind == "redis":
             server = RedisServer(Path(temporary), "--appendonly", "yes", "--appendfsync", "always")
+        elif kind == "cluster":
+            server = RedisCluster(Path(temporary))
         elif kind == "postgresql":
             server = PostgresServer()
         elif kind == "nats":

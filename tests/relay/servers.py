@@ -23,6 +23,8 @@ from requirements import need, unavailable
 
 TIMEOUT = 60.0  # seconds; above the time of a busy machine
 
+KEY_SLOT = 11_620  # of {purgatory}
+
 KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
 """Parameters of fixtures, by the kind of store; each kind needs a server."""
@@ -134,6 +136,61 @@ class RedisServer(Server):
 
     def is_ready(self) -> bool:
         return super().is_ready() and self.ask("PING").startswith(b"+PONG")
+
+
+class RedisCluster:
+    """Three primaries, `primary` with the relay's keys among them, and its `replica`."""
+
+    def __init__(self, folder: Path) -> None:
+        folders = [folder / name for name in "abcd"]
+        for each in folders:
+            each.mkdir(parents=True)
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000")
+        self.primary, *self.others, self.replica = (
+            RedisServer(each, *options, "--appendonly", "yes") for each in folders
+        )
+        self.url = self.others[0].url
+
+    @property
+    def servers(self) -> list[RedisServer]:
+        return [self.primary, *self.others, self.replica]
+
+    def start(self) -> Self:
+        for server in self.servers:
+            server.start()
+        ranges = [(0, 5_460), (5_461, 10_921), (10_922, 16_383)]
+        ranges.sort(key=lambda slots: KEY_SLOT not in range(*slots))
+        for number, (server, slots) in enumerate(zip(self.servers, ranges, strict=False), 1):
+            server.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number))
+            assert server.ask("CLUSTER", "ADDSLOTSRANGE", *map(str, slots)) == b"+OK\r\n"
+            bus = self.primary.port, self.primary.bus
+            for other in self.servers if number == 1 else ():
+                other.ask("CLUSTER", "MEET", "127.0.0.1", *map(str, bus))
+        known = (b"cluster_state:ok", b"cluster_known_nodes:4")
+        until(
+            lambda: all(
+                word in server.ask("CLUSTER", "INFO") for server in self.servers for word in known
+            )
+        )
+        name = self.primary.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+        until(lambda: self.replica.ask("CLUSTER", "REPLICATE", name) == b"+OK\r\n")
+        self.await_replica()
+        return self
+
+    def await_replica(self) -> None:
+        """Returns when the replica has all, and all know it."""
+        until(lambda: b"master_link_status:up" in self.replica.ask("INFO", "replication"))
+        until(lambda: all(b"slave" in server.ask("CLUSTER", "NODES") for server in self.servers))
+
+    def take_over(self, stop: Callable[[], None]) -> None:
+        """Stops the primary, and has the replica take over."""
+        stop()
+        assert self.replica.ask("CLUSTER", "FAILOVER", "TAKEOVER") == b"+OK\r\n"
+        self.primary, self.replica = self.replica, self.primary
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
 
 
 class PostgresServer(Server):

@@ -10,47 +10,12 @@ import pytest
 import relay_waits as waits
 from loops import Runner
 from ports import free_port
-from redis.crc import key_slot
 from relay_waits import bumped, knows, set_timeout
-from servers import TIMEOUT, RedisServer, Server, redis_server, until
+from servers import TIMEOUT, RedisCluster, RedisServer, Server, redis_server, until
 
 from purgatory.relay import Relay
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[tuple[list[RedisServer], RedisServer]]:
-    """Three primaries, the first with the relay's keys, and a replica of the first one."""
-    with ExitStack() as stack:
-        servers = []
-        for name in "abcd":
-            (folder / name).mkdir()
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000")
-            servers.append(stack.enter_context(redis_server(folder / name, *options)))
-        *primaries, replica = servers
-        ranges = [(0, 5_460), (5_461, 10_921), (10_922, 16_383)]
-        ranges.sort(key=lambda slots: key_slot(b"{purgatory}:versions") not in range(*slots))
-        for number, (server, slots) in enumerate(zip(primaries, ranges, strict=True), 1):
-            server.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number))
-            assert server.ask("CLUSTER", "ADDSLOTSRANGE", *map(str, slots)) == b"+OK\r\n"
-        for server in servers[1:]:
-            server.ask("CLUSTER", "MEET", "127.0.0.1", str(servers[0].port), str(servers[0].bus))
-        until(lambda: all(knows_all(server) for server in servers))
-        name = servers[0].ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
-        until(lambda: replica.ask("CLUSTER", "REPLICATE", name) == b"+OK\r\n")
-        until(lambda: b"master_link_status:up" in replica.ask("INFO", "replication"))
-        until(lambda: all(has_replica(server) for server in primaries))
-        yield primaries, replica
-
-
-def knows_all(server: RedisServer) -> bool:
-    info = server.ask("CLUSTER", "INFO")
-    return b"cluster_state:ok" in info and b"cluster_known_nodes:4" in info
-
-
-def has_replica(server: RedisServer) -> bool:
-    return b"slave" in server.ask("CLUSTER", "NODES")
 
 
 @contextmanager
@@ -126,14 +91,15 @@ async def follows(
 def test_relay_follows_keys_of_a_cluster(
     run: Runner, tmp_path: Path, named: str, fault: str
 ) -> None:
-    with cluster(tmp_path) as (primaries, replica):
-
-        def take_over() -> None:
-            primaries[0].kill() if fault == "killed" else primaries[0].pause()
-            assert replica.ask("CLUSTER", "FAILOVER", "TAKEOVER") == b"+OK\r\n"
-
-        url = primaries[named == "living"].url
-        run(lambda: follows(url, take_over, is_silent=fault == "paused"))
+    cluster = RedisCluster(tmp_path)
+    try:
+        cluster.start()
+        url = cluster.url if named == "living" else cluster.primary.url
+        is_silent = fault == "paused"
+        stop = cluster.primary.pause if is_silent else cluster.primary.kill
+        run(lambda: follows(url, lambda: cluster.take_over(stop), is_silent))
+    finally:
+        cluster.kill()
 
 
 @pytest.mark.parametrize("fault", ["killed", "planned"])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from oracle_judge import Fault, Line, Times, Verdict, judge
 from oracle_replies import judge_replies
-from relay_oracle import STORES, Options, examine
+from relay_oracle import ROLLBACKS, STORES, Options, examine
 
 PROMISE = 2.0
 
@@ -161,7 +161,7 @@ def test_relays_keep_promises_through_kills_and_pauses(kind: str, forget_after: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", ROLLBACKS)
 def test_promises_hold_while_store_is_rolled_back(kind: str) -> None:
     options = Options(seconds=15.0, processes=3, keys=20, slack=20.0, rollbacks=True)
     verdict, faults = asyncio.run(examine(kind, options))
