@@ -10,7 +10,7 @@ A call without a waiting caller is dropped.
 
 from asyncio import Task, get_running_loop, sleep
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import uniform
 from typing import Final, Generic, TypeVar, final
 
@@ -20,6 +20,8 @@ from purgatory.relay._store import Refused
 MIN_BACKOFF: Final = 0.02
 MAX_BACKOFF: Final = 1.0
 """Bounds of the delay between two attempts to reach a store, in seconds."""
+
+MAX_KEYS_PER_BATCH: Final = 100
 
 C = TypeVar("C")
 
@@ -38,6 +40,7 @@ class Batcher(Generic[C]):
         name: of its task.
         send: sends calls. Returns those that are to be sent next, since they did not fit.
         fail: ends a call with an error.
+        key: the key of a call; a batch has at most `MAX_KEYS_PER_BATCH`.
         is_awaited: whether a call has a waiting caller.
         kind: a batch consists of calls of one kind.
         max_calls: limit of calls in a batch.
@@ -47,15 +50,16 @@ class Batcher(Generic[C]):
     def __init__(
         self,
         name: str,
-        send: Callable[[list[C]], Awaitable[Iterable[C]]],
+        send: Callable[[list[C]], Awaitable[Sequence[C]]],
         fail: Callable[[C, Exception], object],
+        key: Callable[[C], str],
         is_awaited: Callable[[C], bool],
         kind: Callable[[C], bool] = lambda _: False,
         max_calls: int = 100,
         max_failures: int = 10,
     ) -> None:
         self._name, self._send, self._fail = name, send, fail
-        self._is_awaited, self._kind = is_awaited, kind
+        self._key, self._is_awaited, self._kind = key, is_awaited, kind
         self._max_calls, self._max_failures = max_calls, max_failures
         self._queue: deque[C] = deque()
         self._queued: set[C] = set()
@@ -70,17 +74,21 @@ class Batcher(Generic[C]):
             if call not in self._queued and self._is_awaited(call):
                 self._queued.add(call)
                 self._queue.append(call)
+        self._start()
+
+    def add_first(self, calls: Sequence[C]) -> None:
+        """Queues calls before all others."""
+        for call in reversed(calls):
+            if call not in self._queued:
+                self._queued.add(call)
+                self._queue.appendleft(call)
+        self._start()
+
+    def _start(self) -> None:
         if self._queue and self.task is None:
             self.task = get_running_loop().create_task(
                 self._run(), name=f"purgatory.relay: {self._name}"
             )
-
-    def add_first(self, calls: Iterable[C]) -> None:
-        """Queues calls before all others."""
-        queue = self._queue
-        self._queue, self._queued = deque(), set()
-        self.add(calls)
-        self.add(queue)
 
     def close(self) -> list[C]:
         """Ends the task. Returns the calls without an answer."""
@@ -95,12 +103,17 @@ class Batcher(Generic[C]):
     def _take(self, limit: int) -> list[C]:
         """Removes the next awaited calls of one kind from the queue."""
         calls: list[C] = []
-        while self._queue and len(calls) < limit:
-            if self._is_awaited(self._queue[0]):
-                if calls and self._kind(calls[0]) is not self._kind(self._queue[0]):
+        keys: set[str] = set()
+        queue = self._queue
+        while queue and len(calls) < limit:
+            call = queue[0]
+            if self._is_awaited(call):
+                keys.add(self._key(call))
+                is_other = calls and self._kind(calls[0]) is not self._kind(call)
+                if is_other or len(keys) > MAX_KEYS_PER_BATCH:
                     break
-                calls.append(self._queue[0])
-            self._queued.discard(self._queue.popleft())
+                calls.append(call)
+            self._queued.discard(queue.popleft())
         return calls
 
     async def _run(self) -> None:

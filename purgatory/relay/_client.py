@@ -1,16 +1,18 @@
 """Calls a store, retries until the call succeeds or its timeout is over, and words the errors."""
 
 import logging
-from asyncio import sleep
+from asyncio import gather, sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from random import uniform
-from typing import Any, Final, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
 from purgatory import RelayUnavailable, timeout
 from purgatory._core.arguments import printable
 from purgatory.relay._batcher import backoff
+from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
     Change,
@@ -30,15 +32,18 @@ from purgatory.relay._writer import Call, Writer
 
 MIN_SWEEP_INTERVAL: Final = 1.0
 MAX_SWEEP_INTERVAL: Final = 60.0
-"""Seconds between two searches for expired values; the minimum applies while there are some."""
+"""Seconds between two searches for expired values or old keys; the minimum applies while there are
+expired values."""
 
 MAX_SWEPT: Final = 100
 """Maximum number of expired values removed by one call."""
 
 SWEEP_PAUSE: Final = 0.005
-"""Pause between two portions of expired values, in seconds, so that writes can run in between."""
+"""Pause between two portions, in seconds, so that writes can run in between."""
 
 log = logging.getLogger("purgatory.relay")
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -84,20 +89,11 @@ class StoreClient:
         """Number of changes written."""
         self._max_value = max_value
         self.last_error: RelayUnavailable | None = None
-        """Error of the last attempt to open the store; None if it succeeded."""
+        """Error of the last retried call; None if it succeeded."""
 
     async def open(self) -> None:
         """Opens the store; retries until it succeeds."""
-        for failures in count():
-            try:
-                await self.store.open()
-                self.last_error = None
-                return
-            except Refused:
-                raise
-            except RelayUnavailable as error:
-                self.last_error = error
-            await sleep(backoff(failures))
+        await self._until_done(self.store.open)
 
     def stop(self) -> None:
         """Cancels unanswered writes and deliveries."""
@@ -215,47 +211,71 @@ class StoreClient:
         async with answer_within(self.store, self.timeout / 2.0):
             return await cast(StoreWithDeliveries, self.store).settle(deliveries)
 
-    async def keep_sweeping(self) -> None:
-        """Removes expired values, in portions, unless the store does so by itself. Every process
-        runs this; a search that finds none is cheap."""
-        if not hasattr(self.store, "sweep"):
-            return
-        interval = MAX_SWEEP_INTERVAL / 2.0
+    async def keep_house(self, forget_after: float | None = None) -> None:
+        """Removes expired values, unless the store does so by itself, and forgets keys that were not
+        written for `forget_after` seconds. Every process runs this; a search that finds none is
+        cheap."""
+
+        async def sweep() -> bool:
+            return bool(await cast(SweptStore, self.store).sweep(MAX_SWEPT))
+
+        jobs = []
+        if hasattr(self.store, "sweep"):
+            jobs.append(self._keep(sweep, MIN_SWEEP_INTERVAL, MAX_SWEEP_INTERVAL))
+        if forget_after is not None:
+            interval = min(forget_after / SAMPLES, MAX_SWEEP_INTERVAL)
+            forget = partial(self.store.forget_unwritten, forget_after)
+            jobs.append(self._keep(forget, interval, interval))
+        await gather(*jobs)
+
+    async def _keep(
+        self, remove: Callable[[], Awaitable[bool]], minimum: float, maximum: float
+    ) -> None:
+        """Calls `remove`, which returns whether there is more, at intervals between two bounds."""
+        interval = maximum / 2.0
         while True:
-            await sleep(interval * uniform(0.5, 1.0))
-            interval = min(interval * 2.0, MAX_SWEEP_INTERVAL)
+            await sleep(max(interval, minimum) * uniform(0.5, 1.0))
+            interval = min(interval * 2.0, maximum)
             try:
-                while await self._sweep():
-                    interval = MIN_SWEEP_INTERVAL
+                while await self._within_timeout(remove):
+                    interval = minimum
                     await sleep(SWEEP_PAUSE)
             except (RelayUnavailable, TimeoutError):
-                log.debug("%s: nothing was swept", self.store.address, exc_info=True)
+                log.debug("%s: nothing was removed", self.store.address, exc_info=True)
             except Exception as error:
                 log.warning("%s: cannot sweep: %s", self.store.address, printable(error))
 
-    async def _sweep(self) -> int:
+    async def _within_timeout(self, call: Callable[[], Awaitable[T]]) -> T:
         async with timeout(self.timeout):
-            return await cast(SweptStore, self.store).sweep(MAX_SWEPT)
+            return await call()
 
-    async def retry(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def retry(self, action: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
         """Makes an idempotent call, with retries, and returns its result.
 
         Raises:
             RelayUnavailable: every attempt within the timeout failed.
         """
-        last_error: Exception | None = None
         try:
-            async with timeout(self.timeout):
-                for failures in count():
-                    try:
-                        return await call()
-                    except Refused as error:
-                        raise RelayUnavailable(f"cannot {action} {key!r}: {error}") from error
-                    except RelayUnavailable as error:
-                        last_error = error
-                    await sleep(backoff(failures))
+            return await self._within_timeout(partial(self._until_done, call))
+        except Refused as error:
+            raise RelayUnavailable(f"cannot {action} {key!r}: {error}") from error
         except TimeoutError:
-            raise self.unavailable(action, key, last_error) from last_error
+            raise self.unavailable(action, key, self.last_error) from self.last_error
+
+    async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Retries a call until it succeeds, or is refused."""
+        for failures in count():
+            try:
+                result = await call()
+            except Refused:
+                raise
+            except RelayUnavailable as error:
+                self.last_error = error
+                await sleep(backoff(failures))
+            else:
+                self.last_error = None
+                return result
+        raise AssertionError("it counts for ever")
 
     def unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
         """The error for a failed action, with the cause if it is known."""

@@ -19,6 +19,7 @@ database and a new epoch. Containers may have boot ids of their own. So a proces
 that the lock names while another process holds the lock, and its own boot id only otherwise.
 """
 
+import os
 import sqlite3
 import sys
 from asyncio import get_running_loop, sleep
@@ -26,26 +27,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from errno import EACCES, EPERM, EROFS
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
-from os import (
-    F_OK,
-    O_CREAT,
-    O_DIRECTORY,
-    O_EXCL,
-    O_NOFOLLOW,
-    O_RDONLY,
-    O_RDWR,
-    R_OK,
-    W_OK,
-    X_OK,
-    access,
-    geteuid,
-    pread,
-    pwrite,
-    stat_result,
-    supports_effective_ids,
-)
-from os import close as close_file
-from os import open as open_file
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISDIR, S_ISREG, S_IWGRP, S_IWOTH
@@ -143,6 +124,7 @@ class FileStore:
         self._folder = Path(unquote(parts.path))
         self._prefix = prefix
         self._boot = boot_id()
+        self._lock_path = self._folder / f"{prefix}.lock"
         self._lock: int | None = None
         """File descriptor of the lock, which it holds while open."""
         self._database: sqlite3.Connection | None = None
@@ -195,14 +177,14 @@ class FileStore:
             NotWritten: the folder is in use on another machine, over a network file system.
         """
         self._release_lock()
-        path = self._folder / f"{self._prefix}.lock"
-        lock = self._lock = open_file(path, O_CREAT | O_RDWR | O_NOFOLLOW, 0o660)
+        path = self._lock_path
+        lock = self._lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o660)
         own = boot_id()
         with suppress(BlockingIOError):
             flock(lock, LOCK_EX | LOCK_NB)  # no process uses a database
-            pwrite(lock, own.encode(), 0)
+            os.pwrite(lock, own.encode(), 0)
         flock(lock, LOCK_SH | LOCK_NB)
-        named = pread(lock, len(own), 0).decode("ascii", "replace")
+        named = os.pread(lock, len(own), 0).decode("ascii", "replace")
         if not is_file_name(f"{self._prefix}.{named}.sqlite", self._prefix, "sqlite"):
             raise ValueError(f"cannot use {path}: it is not a relay's, and was left alone")
         if named != own and not self._sockets.has_listener(self._prefix):
@@ -215,11 +197,11 @@ class FileStore:
     def _release_lock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
-            close_file(lock)
+            os.close(lock)
 
     def _open_database(self) -> None:
         with suppress(FileExistsError):
-            close_file(open_file(self._path, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW, 0o660))
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o660))
         check_database(self._path, self._folder)
         database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
         try:
@@ -253,7 +235,7 @@ class FileStore:
         One process at a time does this, after another attempt to open: another process may have
         created a new database by now.
         """
-        folder = open_file(self._folder, O_RDONLY | O_DIRECTORY)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             flock(folder, LOCK_EX | LOCK_NB)  # BlockingIOError if another process holds it
             self._open_database()
@@ -265,7 +247,7 @@ class FileStore:
             assert self._database is not None
             self._database.close()
         finally:
-            close_file(folder)
+            os.close(folder)
 
     def _remove_old_databases(self) -> None:
         """Removes the databases of earlier boots, but no other files with such names."""
@@ -347,24 +329,22 @@ class FileStore:
         is_refused = isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS)
         unusable = self._find_unusable()
         if unusable is not None:
-            reason = (
-                f"this user ({geteuid()}) needs the rights to read and write {unusable}: {reason}"
-            )
+            reason = f"this user ({os.geteuid()}) needs the rights to read and write {unusable}: {reason}"
         kind = Refused if is_refused or unusable is not None else NotWritten
         return kind(f"cannot use {self.address}: {reason}")
 
     def _find_unusable(self) -> Path | None:
         """The folder, the database, or the folder in which they are to be created, if this user may
         not read and write it. SQLite's errors do not tell."""
-        if not has_right(self._folder, F_OK):
-            parent = next(path for path in self._folder.parents if has_right(path, F_OK))
-            return None if has_right(parent, W_OK | X_OK) else parent
+        if not has_right(self._folder, os.F_OK):
+            parent = next(path for path in self._folder.parents if has_right(path, os.F_OK))
+            return None if has_right(parent, os.W_OK | os.X_OK) else parent
         if not self._folder.is_dir():
             return None  # another error
-        if not has_right(self._folder, R_OK | W_OK | X_OK):
+        if not has_right(self._folder, os.R_OK | os.W_OK | os.X_OK):
             return self._folder
-        is_usable = not has_right(self._path, F_OK) or has_right(self._path, R_OK | W_OK)
-        return None if is_usable else self._path
+        files = [each for each in (self._path, self._lock_path) if has_right(each, os.F_OK)]
+        return next((each for each in files if not has_right(each, os.R_OK | os.W_OK)), None)
 
     # -- versions
 
@@ -641,10 +621,10 @@ def free_pages(database: sqlite3.Connection) -> int:
 
 def has_right(path: Path, mode: int) -> bool:
     """Whether this process has all these rights to a file, and may write to its file system."""
-    return access(path, mode, effective_ids=access in supports_effective_ids)
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def identity(status: stat_result) -> tuple[int, int]:
+def identity(status: os.stat_result) -> tuple[int, int]:
     """Device and inode of a file, which identify it."""
     return status.st_dev, status.st_ino
 
@@ -658,9 +638,9 @@ def check_folder(folder: Path) -> None:
     status = folder.lstat()
     if not S_ISDIR(status.st_mode):
         raise ValueError(f"cannot use {folder}: expected a folder, not a link or another file")
-    if status.st_uid not in (geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise ValueError(
-            f"cannot use {folder}: expected a folder of this user ({geteuid()}) or root, "
+            f"cannot use {folder}: expected a folder of this user ({os.geteuid()}) or root, "
             f"got a folder of user {status.st_uid}"
         )
     if status.st_mode & S_IWOTH:
@@ -682,9 +662,9 @@ def check_database(path: Path, folder: Path) -> None:
         kind = "a symbolic link" if path.is_symlink() else "no file"
         raise ValueError(f"cannot use {path}: it is {kind}, and was left alone")
     is_shared = folder.stat().st_mode & S_IWGRP
-    if (status.st_uid not in (geteuid(), 0) and not is_shared) or status.st_mode & S_IWOTH:
+    if (status.st_uid not in (os.geteuid(), 0) and not is_shared) or status.st_mode & S_IWOTH:
         raise ValueError(
-            f"cannot use {path}: expected a file of this user ({geteuid()}) or root to which "
+            f"cannot use {path}: expected a file of this user ({os.geteuid()}) or root to which "
             f"others may not write, got a file of user {status.st_uid} with mode "
             f"{status.st_mode & 0o7777:04o}"
         )

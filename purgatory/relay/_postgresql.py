@@ -38,11 +38,11 @@ connection; psycopg must be polled, and holds the connection's lock meanwhile.
 """
 
 from asyncio import Future, Lock, gather, get_running_loop
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from json import dumps, loads
 from secrets import token_bytes, token_hex
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from purgatory._core.errors import how_to_install
 
@@ -54,6 +54,7 @@ except ImportError as error:
     ) from error
 
 from purgatory import RelayUnavailable
+from purgatory.relay import _postgresql_queries as sql
 from purgatory.relay._address import check_address, hosts_of, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
@@ -68,35 +69,9 @@ from purgatory.relay._messages import (
     encode_announcement,
     encode_hint,
 )
-from purgatory.relay._postgresql_queries import (
-    ADOPT,
-    AGE,
-    ANNOUNCE,
-    ANNOUNCEMENTS,
-    BEGIN_EPOCH,
-    CALLERS_SETTINGS,
-    CHANNEL,
-    COLUMNS,
-    CREATE,
-    CREATE_SETTLED,
-    EPOCH_KEY,
-    FORGET,
-    FORGOTTEN_KEY,
-    IS_DIRECT,
-    LOCK,
-    READ,
-    RENEW,
-    SAMPLE,
-    SETTINGS,
-    SETTLE,
-    SETTLED,
-    SETTLED_COLUMNS,
-    SHAPE,
-    SWEEP,
-    TOKENS,
-    WRITE,
-)
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
+
+T = TypeVar("T")
 
 MAX_HINT_BYTES: Final = 7_000
 """Size limit of a hint, in bytes; NOTIFY allows 8,000."""
@@ -178,7 +153,7 @@ class PostgresStore:
         return text.format(
             table=self._table,
             settled=self._settled_table,
-            channel=CHANNEL.format(table=self._table, prefix=self._prefix),
+            channel=sql.CHANNEL.format(table=self._table, prefix=self._prefix),
             rows=MAX_ROWS_PER_READ,
         )
 
@@ -193,7 +168,7 @@ class PostgresStore:
         """Checks the table of versions, and begins an epoch in it. Also creates the table of
         values if this role has the right: a role with fewer rights cannot do so later."""
         name = f'"{self._prefix}_versions"'
-        self._table = await self._check_table(connection, name, COLUMNS, CREATE)
+        self._table = await self._check_table(connection, name, sql.COLUMNS, sql.CREATE)
         self._is_checked = True
         await self._begin_epoch(connection)
         with suppress(asyncpg.InsufficientPrivilegeError, Refused, ValueError):  # at first use
@@ -203,7 +178,7 @@ class PostgresStore:
         """Checks the table of delivered values."""
         name = f'"{self._prefix}_settled"'
         self._settled_table = await self._check_table(
-            connection, name, SETTLED_COLUMNS, CREATE_SETTLED
+            connection, name, sql.SETTLED_COLUMNS, sql.CREATE_SETTLED
         )
 
     async def _check_table(
@@ -211,7 +186,7 @@ class PostgresStore:
     ) -> str:
         """Creates a table unless it exists, and checks that using it runs no other role's code.
         Takes no lock, since any role could hold it. Returns the name with its schema."""
-        row = await connection.fetchrow(SHAPE, name)
+        row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
             with suppress(
                 asyncpg.DuplicateTableError,
@@ -219,7 +194,7 @@ class PostgresStore:
                 asyncpg.UniqueViolationError,
             ):
                 await connection.execute(create.format(table=name))  # races with other processes
-            row = await connection.fetchrow(SHAPE, name)
+            row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
             raise NotWritten(f"cannot use {self.address}: its table {name} was dropped again")
         if row["columns"] != columns:
@@ -245,8 +220,8 @@ class PostgresStore:
 
     async def _begin_epoch(self, connection: Any) -> None:
         """Begins an epoch, unless the table has a valid one."""
-        await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
-        await connection.execute(self._query(ADOPT))
+        await connection.execute(self._query(sql.BEGIN_EPOCH), token_hex(4))
+        await connection.execute(self._query(sql.ADOPT))
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -310,8 +285,8 @@ class PostgresStore:
             arguments = (running, str(at), key, str(max(at, before.limit)))
         async with self._connection(self._reader) as connection:
             while True:
-                rows = await connection.fetch(self._query(READ), names, *arguments)
-                if rows and rows[0][0] == EPOCH_KEY:
+                rows = await connection.fetch(self._query(sql.READ), names, *arguments)
+                if rows and rows[0][0] == sql.EPOCH_KEY:
                     break
                 await self._begin_epoch(connection)
         _, floor, epoch, snapshot = rows[0]
@@ -319,7 +294,7 @@ class PostgresStore:
         changes, is_incomplete = 0, False
         last = b"", ""
         for name, version, changed, _ in rows[1:]:
-            if name == FORGOTTEN_KEY:
+            if name == sql.FORGOTTEN_KEY:
                 is_incomplete = before is not None and (
                     changed in running or int(changed) >= before.limit
                 )
@@ -349,11 +324,16 @@ class PostgresStore:
             await self._check_isolation(connection)
             return await self._write(connection, changes)
         async with self._connection(self._writer) as own:
-            try:
+            with suppress(asyncpg.LockNotAvailableError):
                 return await self._write(own, changes)
-            except asyncpg.LockNotAvailableError:
-                async with short_lock_timeout(own):
-                    return await self._write_unlocked(own, changes)
+            message = await self._write(own, ())
+            versions: dict[str, int] = {}
+
+            async def write(part: Sequence[Change]) -> None:
+                versions.update((await self._write(own, part)).versions)
+
+            await leaving_out_locked(own, changes, write)
+            return message._replace(versions=versions)
 
     def _check_connection(self, connection: Any) -> None:
         if not hasattr(connection, "fetchrow"):
@@ -364,7 +344,7 @@ class PostgresStore:
     async def _check_isolation(self, connection: Any) -> None:
         """Checks that a write in the caller's transaction sees the current floor: the snapshot of
         a stricter level may be older than a forgotten key."""
-        isolation, strings = await connection.fetchrow(CALLERS_SETTINGS)
+        isolation, strings = await connection.fetchrow(sql.CALLERS_SETTINGS)
         if isolation not in ("read committed", "read uncommitted"):
             raise ValueError(
                 f"connection must have a READ COMMITTED transaction at {self.address}, "
@@ -376,20 +356,6 @@ class PostgresStore:
                 f"got {strings}"
             )
 
-    async def _write_unlocked(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
-        """Writes the changes, except for keys that other transactions hold locked."""
-        message = await self._write(connection, ())
-        versions: dict[str, int] = {}
-        parts = halves(changes)
-        while parts:
-            part = parts.pop()
-            try:
-                message = await self._write(connection, part)
-                versions.update(message.versions)
-            except asyncpg.LockNotAvailableError:
-                parts += halves(part)
-        return message._replace(versions=versions)
-
     async def _write(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
         names = [key.encode() for key, _, _ in changes]
         hint = encode_hint(Hint(tuple(key for key, _, _ in changes))).decode() if changes else ""
@@ -399,11 +365,11 @@ class PostgresStore:
             [floor for _, floor, _ in changes],
             [increment for _, _, increment in changes],
         )
-        rows = await connection.fetch(self._query(WRITE), names, floors, increments, hint)
+        rows = await connection.fetch(self._query(sql.WRITE), names, floors, increments, hint)
         if rows[0]["epoch"] is None:  # the table was emptied, or restored
             await self._begin_epoch(connection)
             zeros = [0] * len(changes)
-            rows = await connection.fetch(self._query(WRITE), names, zeros, zeros, hint)
+            rows = await connection.fetch(self._query(sql.WRITE), names, zeros, zeros, hint)
         versions = {row["key"].decode(): row["version"] for row in rows if row["key"] is not None}
         return ChangeMessage(rows[0]["epoch"], NO_POSITION, rows[0]["position"], versions)
 
@@ -414,13 +380,13 @@ class PostgresStore:
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`."""
         async with self._connection(self._writer) as connection:
-            now, position, before = await connection.fetchrow(self._query(AGE))
+            now, position, before = await connection.fetchrow(self._query(sql.AGE))
             known = loads(before or "[]")
             samples, last = horizon(known, now, position, seconds)
             if len(samples) != len(known) or samples[-1:] != [
                 tuple(sample) for sample in known[-1:]
             ]:
-                await connection.execute(self._query(SAMPLE), dumps(samples))
+                await connection.execute(self._query(sql.SAMPLE), dumps(samples))
         return last >= 0 and await self._forget([], last) == MAX_FORGOTTEN
 
     async def _forget(self, names: list[bytes], last: int) -> int:
@@ -429,9 +395,9 @@ class PostgresStore:
         async with self._connection(self._writer) as connection:
             try:
                 async with connection.transaction():
-                    await connection.execute(self._query(LOCK))
+                    await connection.execute(self._query(sql.LOCK))
                     count: int = await connection.fetchval(
-                        self._query(FORGET), names, str(max(last, 0)), MAX_FORGOTTEN
+                        self._query(sql.FORGET), names, str(max(last, 0)), MAX_FORGOTTEN
                     )
                     return count
             except asyncpg.LockNotAvailableError as error:
@@ -444,7 +410,7 @@ class PostgresStore:
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
         async with self._connection(self._writer) as connection:
-            await connection.execute(self._query(RENEW), token_hex(4), epoch)
+            await connection.execute(self._query(sql.RENEW), token_hex(4), epoch)
 
     # -- deliveries
 
@@ -469,20 +435,20 @@ class PostgresStore:
                     pass
             return await self._settle(connection, deliveries)
         async with self._settled_connection(self._writer) as own:
-            try:
+            with suppress(asyncpg.LockNotAvailableError):
                 return await self._settle(own, deliveries)
-            except asyncpg.LockNotAvailableError:
-                settled: dict[str, bool] = {}
-                async with short_lock_timeout(own):
-                    for delivery in deliveries:
-                        with suppress(asyncpg.LockNotAvailableError):
-                            settled |= await self._settle(own, [delivery])
-                return settled
+            settled: dict[str, bool] = {}
+
+            async def settle(part: Sequence[Delivery]) -> None:
+                settled.update(await self._settle(own, part))
+
+            await leaving_out_locked(own, deliveries, settle)
+            return settled
 
     async def _settle(self, connection: Any, deliveries: Sequence[Delivery]) -> dict[str, bool]:
         tokens = {delivery.key.encode(): delivery.token for delivery in deliveries}
         rows = await connection.fetch(
-            self._query(SETTLE),
+            self._query(sql.SETTLE),
             list(tokens),
             [dumps(delivery.key) for delivery in deliveries],
             [delivery.value for delivery in deliveries],
@@ -493,7 +459,7 @@ class PostgresStore:
         settled = {row["key"] for row in rows}
         others = [key for key in tokens if key not in settled]
         if others:  # the snapshot of another statement includes an earlier attempt's write
-            rows = await connection.fetch(self._query(TOKENS), others)
+            rows = await connection.fetch(self._query(sql.TOKENS), others)
             settled |= {row["key"] for row in rows if row["token"] == tokens[row["key"]]}
         return {key.decode(): key in settled for key in tokens}
 
@@ -501,7 +467,7 @@ class PostgresStore:
         """See `StoreWithDeliveries.settled`."""
         async with self._settled_connection(self._reader) as connection:
             names = [key.encode() for key in keys]
-            rows = await connection.fetch(self._query(SETTLED), names, MAX_SETTLED_BYTES)
+            rows = await connection.fetch(self._query(sql.SETTLED), names, MAX_SETTLED_BYTES)
         return {row["key"].decode(): row["value"] for row in rows}
 
     async def sweep(self, limit: int) -> int:
@@ -509,7 +475,7 @@ class PostgresStore:
         if not self._settled_table:
             return 0
         async with self._settled_connection(self._writer) as connection:
-            count: int = await connection.fetchval(self._query(SWEEP), limit)
+            count: int = await connection.fetchval(self._query(sql.SWEEP), limit)
             return count
 
     # -- messages
@@ -546,12 +512,12 @@ class PostgresStore:
         """See `StoreWithAnnouncements.announce`."""
         words = self._announcement_key, token_bytes(16), payload, ANNOUNCED
         async with self._settled_connection(self._writer) as connection:
-            await connection.execute(self._query(ANNOUNCE), *words)
+            await connection.execute(self._query(sql.ANNOUNCE), *words)
 
     async def announcements(self) -> list[bytes]:
         """See `StoreWithAnnouncements.announcements`."""
         async with self._settled_connection(self._reader) as connection:
-            rows = await connection.fetch(self._query(ANNOUNCEMENTS), MAX_ANNOUNCEMENT_BYTES)
+            rows = await connection.fetch(self._query(sql.ANNOUNCEMENTS), MAX_ANNOUNCEMENT_BYTES)
         before, self._heard = self._heard, {token for token, _ in rows}
         return [payload for token, payload in rows if token not in before]
 
@@ -581,7 +547,7 @@ class PooledConnection:
             if self._connection is None or self._connection.is_closed():
                 connection = await self._open()
                 try:
-                    direct = IS_DIRECT.format(pid=connection.get_server_pid())
+                    direct = sql.IS_DIRECT.format(pid=connection.get_server_pid())
                     if await self._set(connection, direct) == "SELECT 0":
                         if self._checks_mode:
                             await self._check_mode(connection)
@@ -601,7 +567,7 @@ class PooledConnection:
 
     async def _set(self, connection: Any, condition: str) -> str:
         """Sets `SETTINGS`, and returns how many, as `SELECT 6`."""
-        settings = SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
+        settings = sql.SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
         status: str = await connection.execute(settings)
         return status
 
@@ -617,9 +583,10 @@ class PooledConnection:
         try:
             for _ in range(3):  # a third client may have the shared process in between
                 await other.execute("BEGIN")
-                others = [await backend_of(each) for each in (other, connection)]
+                is_shared = await backend_of(other) == own or await backend_of(connection) != own
                 await other.execute("ROLLBACK")
-                is_shared |= own in others[:1] or own not in others[1:]
+                if is_shared:
+                    break
         except asyncpg.PostgresError as error:
             if "pooling mode" not in str(error):  # statement mode refuses transactions
                 raise
@@ -666,16 +633,24 @@ async def backend_of(connection: Any) -> int:
     return int(b"".join(parts))
 
 
-@asynccontextmanager
-async def short_lock_timeout(connection: Any) -> AsyncIterator[None]:
-    """Shortens the time for which statements wait for locked rows, since some are known to be
-    locked. After an error nothing is reset, because the error ends the connection."""
+async def leaving_out_locked(
+    connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]]
+) -> None:
+    """Writes items in halves, to leave out those that other transactions hold locked. Shortens the
+    time for which statements wait, since some are known to be locked. After an error nothing is
+    reset, because the error ends the connection."""
     await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
-    yield
+    parts = halves(items)
+    while parts:
+        part = parts.pop()
+        try:
+            await write(part)
+        except asyncpg.LockNotAvailableError:
+            parts += halves(part)
     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
 
 
-def halves(changes: Sequence[Change]) -> list[Sequence[Change]]:
-    """The two halves of several changes; empty for a single change."""
-    middle = len(changes) // 2
-    return [changes[:middle], changes[middle:]] if middle else []
+def halves(items: Sequence[T]) -> list[Sequence[T]]:
+    """The two halves of several items; empty for a single one."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]] if middle else []

@@ -39,6 +39,7 @@ class Receiver:
             "receiving",
             self._receive,
             fail=self._replies.deliver,
+            key=str,
             is_awaited=lambda key: key in self.waiters,
         )
         self.on_error: Callable[[Exception], None] = lambda _: None

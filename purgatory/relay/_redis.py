@@ -44,21 +44,10 @@ except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
 from purgatory import RelayUnavailable, timeout
+from purgatory.relay import _redis_scripts as lua
 from purgatory.relay._address import check_address, hosts_of, without_options, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
-from purgatory.relay._redis_scripts import (
-    AGE,
-    BEGIN,
-    FORGET,
-    ON_A_KEY,
-    READ,
-    RENEW,
-    RIGHTS,
-    SETTLE,
-    SETTLED,
-    WRITE,
-)
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
@@ -141,18 +130,18 @@ class RedisStore:
         self._pubsub: Any = None
         """The subscription, while it listens."""
         self._scripts = {
-            text: self._client.register_script(BEGIN + text)
-            for text in (READ, WRITE, AGE, FORGET, RENEW)
+            text: self._client.register_script(lua.BEGIN + text)
+            for text in (lua.READ, lua.WRITE, lua.AGE, lua.FORGET, lua.RENEW)
         }
         self._prefix = prefix
         self._settle_script, self._settled_script, self._rights_script = map(
-            self._client.register_script, (SETTLE, SETTLED, RIGHTS)
+            self._client.register_script, (lua.SETTLE, lua.SETTLED, lua.RIGHTS)
         )
 
     async def open(self) -> None:
         """See `Store.open`."""
         async with self._connected() as client:
-            words = self._publish, *ON_A_KEY
+            words = self._publish, *lua.ON_A_KEY
             key = self._value_name(token_hex(8))
             refused = await self._rights_script(keys=[key], args=words, client=client)
         if refused:
@@ -287,7 +276,7 @@ class RedisStore:
         """See `Store.read`."""
         names = [f"v:{key}" for key in keys]
         reply = await self._run_script(
-            READ, "" if since is None else since, MAX_ROWS_PER_READ, *names
+            lua.READ, "" if since is None else since, MAX_ROWS_PER_READ, *names
         )
         epoch, position, changed, numbers = reply[0].decode(), int(reply[1]), reply[2], reply[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
@@ -309,7 +298,7 @@ class RedisStore:
             for key, floor, increment in changes
             for word in (f"v:{key}", dumps(key), floor, increment)
         ]
-        epoch, after, position, versions = await self._run_script(WRITE, *arguments)
+        epoch, after, position, versions = await self._run_script(lua.WRITE, *arguments)
         return ChangeMessage(
             epoch.decode(),
             int(after),
@@ -319,19 +308,19 @@ class RedisStore:
 
     async def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        await self._run_script(FORGET, "", "", 0, "", *(f"v:{key}" for key in keys))
+        await self._run_script(lua.FORGET, "", "", 0, "", *(f"v:{key}" for key in keys))
 
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, which
         are all valid."""
-        epoch, now, position, before = await self._run_script(AGE)
+        epoch, now, position, before = await self._run_script(lua.AGE)
         samples, last = horizon(loads(before), float(now), int(position), seconds)
-        count: int = await self._run_script(FORGET, dumps(samples), last, MAX_FORGOTTEN, epoch)
+        count: int = await self._run_script(lua.FORGET, dumps(samples), last, MAX_FORGOTTEN, epoch)
         return count == MAX_FORGOTTEN
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        await self._run_script(RENEW, epoch)
+        await self._run_script(lua.RENEW, epoch)
 
     # -- deliveries
 

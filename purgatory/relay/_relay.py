@@ -195,11 +195,10 @@ class Relay:
                     self._membership,
                     self._resync,
                     self._timeout,
-                    self._forget_after,
                 )
                 await self._sync.opened
                 self._sweeping = self._loop.create_task(
-                    self._client.keep_sweeping(), name="purgatory.relay: sweeping"
+                    self._client.keep_house(self._forget_after), name="purgatory.relay: sweeping"
                 )
         except BaseException as error:
             last_error = self._client.last_error if self._sync is None else self._sync.last_error

@@ -21,13 +21,13 @@ from asyncio import (
     get_running_loop,
     sleep,
 )
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
-from typing import Final, final
+from typing import Any, Final, cast, final
 
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory._core.arguments import printable
@@ -35,7 +35,6 @@ from purgatory._core.logs import RateLimit
 from purgatory.relay._batcher import backoff
 from purgatory.relay._client import answer_within
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
-from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._membership import Membership
 from purgatory.relay._messages import (
     Announcement,
@@ -46,7 +45,7 @@ from purgatory.relay._messages import (
     encode_announcement,
 )
 from purgatory.relay._receiver import Receiver
-from purgatory.relay._store import Refused, Store
+from purgatory.relay._store import Refused, Store, StoreWithAnnouncements
 
 REORDER_DELAY: Final = 0.02
 """Seconds for which a message may be late after later messages. Then it counts as lost."""
@@ -54,11 +53,8 @@ REORDER_DELAY: Final = 0.02
 ANNOUNCEMENT_DELAY: Final = 0.05
 """Seconds for which announcements gather before one read fetches them all."""
 
-MAX_SWEEP_INTERVAL: Final = 60.0
-"""Maximum seconds between two searches for keys to forget."""
-
-SWEEP_PAUSE: Final = 0.005
-"""Seconds between two portions of forgotten keys, so that writes can run in between."""
+MAX_LOGGED: Final = 20
+"""Limit of different errors logged until it is connected again."""
 
 log = logging.getLogger("purgatory.relay")
 
@@ -74,7 +70,6 @@ class StoreSync:
         membership: the other processes, as known here.
         resync: seconds between two reads of the changes, and between two probes.
         timeout: seconds after which an answer counts as lost.
-        forget_after: seconds without a write after which keys are forgotten, or None for never.
     """
 
     def __init__(
@@ -85,7 +80,6 @@ class StoreSync:
         membership: Membership,
         resync: float,
         timeout: float,
-        forget_after: float | None,
     ) -> None:
         self._store, self._follower, self._membership = store, follower, membership
         self._receiver = receiver
@@ -104,12 +98,8 @@ class StoreSync:
         self._id = token_hex(8)
         """Id that distinguishes its own probes from other processes' probes."""
         self._announcing: Task[None] | None = None
-        self._announcements: Callable[[], Awaitable[list[bytes]]] | None = getattr(
-            store, "announcements", None
-        )
-        """Reads announcements from the store, if the channel is not trusted."""
-        self._was_announced = Event()
-        """Set when the store may have a new announcement."""
+        self._reading_announcements: Task[None] | None = None
+        """Reads them from the store, if the channel is not trusted and may have named new ones."""
         self._foreign_messages = RateLimit()
         """Of warnings about them: any user of the channel could fill the log."""
         self._is_closing = False
@@ -127,22 +117,11 @@ class StoreSync:
         """Loop time at which `is_current` last changed."""
         self.last_error: Exception | None = None
         """Last connection error; None once connected again."""
-        self._tasks: list[Task[None]] = [
-            self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
-            self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
-        ]
-        if self._announcements is not None:
-            self._tasks.append(
-                self._loop.create_task(
-                    self._keep_reading_announcements(self._announcements),
-                    name="purgatory.relay: reading announcements",
-                )
-            )
-        if forget_after is not None:
-            forgetting = self._keep_forgetting(forget_after)
-            self._tasks.append(
-                self._loop.create_task(forgetting, name="purgatory.relay: forgetting")
-            )
+        self._logged: set[str] = set()
+        """Errors logged since it was connected: with several servers they alternate."""
+        self._tasks: set[Task[None]] = set()
+        self._start(self._keep_listening(), "listening")
+        self._start(self._keep_reading(), "reading")
         self._schedule_resync()
 
     async def close(self) -> None:
@@ -153,10 +132,15 @@ class StoreSync:
         for timer in (self._resync_timer, self._gap_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = self._tasks if self._announcing is None else [*self._tasks, self._announcing]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await gather(*tasks, self._receiver.close(), return_exceptions=True)
+        await gather(*self._tasks, self._receiver.close(), return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        task = self._loop.create_task(work, name=f"purgatory.relay: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def wake(self) -> None:
         """Starts the reads and timers that the follower needs. Call it after each event that may
@@ -222,8 +206,13 @@ class StoreSync:
         if isinstance(message, Announcement):
             if self._is_channel_trusted:
                 self._on_announcement(message)
-            elif self._membership.is_interested(self._loop.time()):
-                self._was_announced.set()
+            elif (
+                hasattr(self._store, "announcements")
+                and self._reading_announcements is None
+                and self._membership.is_interested(self._loop.time())
+            ):
+                reading = self._start(self._read_announcements(), "reading announcements")
+                self._reading_announcements = reading
         elif isinstance(message, str):
             id_, _, number = message.partition(":")
             # The number is checked, because any user of the store can send a message.
@@ -245,24 +234,23 @@ class StoreSync:
         if self._membership.on_announcement(announcement, self._loop.time()):
             self.announce(calls=False)
 
-    async def _keep_reading_announcements(self, read: Callable[[], Awaitable[list[bytes]]]) -> None:
-        """Reads announcements after a message about them. One read fetches several, so a flood of
-        messages causes no flood of reads."""
-        while True:
-            await self._was_announced.wait()
-            await sleep(ANNOUNCEMENT_DELAY)
-            self._was_announced.clear()
-            try:
-                async with timeout(self._timeout / 2.0):
-                    payloads = await read()
-            except (RelayUnavailable, TimeoutError, ValueError):
-                log.debug("%s: no announcement was read", self._store.address, exc_info=True)
-                continue
-            for payload in payloads:
-                with suppress(ValueError):
-                    message = decode(payload)
-                    if isinstance(message, Announcement):
-                        self._on_announcement(message)
+    async def _read_announcements(self) -> None:
+        """Reads announcements from the store. One read fetches several, so a flood of messages
+        about them causes no flood of reads."""
+        await sleep(ANNOUNCEMENT_DELAY)
+        self._reading_announcements = None
+        store = cast(StoreWithAnnouncements, self._store)
+        try:
+            async with timeout(self._timeout / 2.0):
+                payloads = await store.announcements()
+        except (RelayUnavailable, TimeoutError, ValueError):
+            log.debug("%s: no announcement was read", store.address, exc_info=True)
+            return
+        for payload in payloads:
+            with suppress(ValueError):
+                message = decode(payload)
+                if isinstance(message, Announcement):
+                    self._on_announcement(message)
 
     def announce(self, calls: bool) -> None:
         """Sends the announcement of this process, and asks the others for theirs if `calls`. Does
@@ -276,9 +264,8 @@ class StoreSync:
             self._loop.call_exception_handler({"message": message, "exception": error})
         else:
             send = getattr(self._store, "announce", self._store.send)
-            self._announcing = self._loop.create_task(
-                self._send(send, payload, "an announcement"),
-                name="purgatory.relay: announcement",
+            self._announcing = self._start(
+                self._send(send, payload, "an announcement"), "announcement"
             )
 
     def on_write(self, error: Exception | None) -> None:
@@ -414,23 +401,6 @@ class StoreSync:
         if self._follower.has_gap:
             self._read_changes(self._follower.resync)
 
-    # -- forgetting
-
-    async def _keep_forgetting(self, seconds: float) -> None:
-        """Forgets keys that were not written for `seconds`. Every process runs this; a search that
-        finds none is cheap."""
-        while True:
-            await sleep(min(seconds / SAMPLES, MAX_SWEEP_INTERVAL) * uniform(0.5, 1.0))
-            has_more = True
-            while has_more:
-                try:
-                    async with timeout(self._timeout):
-                        has_more = await self._store.forget_unwritten(seconds)
-                except (RelayUnavailable, TimeoutError):
-                    log.debug("%s: nothing was forgotten", self._store.address, exc_info=True)
-                    has_more = False
-                await sleep(SWEEP_PAUSE)
-
     # -- whether it is connected
 
     def _update_connected(self) -> None:
@@ -443,6 +413,7 @@ class StoreSync:
             if not self.opened.done():
                 self.opened.set_result(None)
             self.last_error = None
+            self._logged.clear()
             log.info("%s: connected", self._store.address)
         else:
             self.is_current.clear()
@@ -450,8 +421,9 @@ class StoreSync:
                 log.warning("%s: not connected", self._store.address)
 
     def _log_error(self, error: Exception) -> None:
-        """Logs an error of the connection, unless it equals the last one."""
-        if self.last_error is None or str(error) != str(self.last_error):
+        """Logs an error of the connection, unless it was logged since the last connection."""
+        if str(error) not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(str(error))
             log.warning(
                 "%s",
                 printable(error),

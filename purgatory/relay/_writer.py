@@ -21,8 +21,6 @@ from purgatory.relay._batcher import Batcher, backoff
 from purgatory.relay._messages import Change, Delivery
 from purgatory.relay._store import NotWritten
 
-MAX_KEYS_PER_WRITE: Final = 100
-
 MAX_CALLS_PER_WRITE: Final = 1_000
 """Limit of calls per write: all their callers resume in one loop iteration."""
 
@@ -36,19 +34,16 @@ Request = Change | Delivery
 class Call:
     """A change or a delivery, whose caller waits for the answer."""
 
-    __slots__ = ("answer", "is_locked", "is_perhaps_made", "request")
+    __slots__ = ("answer", "is_bump", "is_locked", "is_perhaps_made", "request")
 
     def __init__(self, request: Request, answer: "Future[Any]") -> None:
         self.request, self.answer = request, answer
+        self.is_bump = isinstance(request, Change) and request.increment == 1
+        """Whether it must not be sent twice."""
         self.is_locked = False
         """Whether another transaction holds the key locked."""
         self.is_perhaps_made = False
         """Whether the store may have it: it is in flight, or an earlier answer was lost."""
-
-    @property
-    def is_bump(self) -> bool:
-        """Whether it must not be sent twice: a change by an increment of 1."""
-        return isinstance(self.request, Change) and self.request.increment == 1
 
     @property
     def is_awaited(self) -> bool:
@@ -82,7 +77,8 @@ class Writer:
             name,
             self._send,
             fail=Call.fail,
-            is_awaited=lambda call: call.is_awaited,
+            key=lambda call: call.request[0],
+            is_awaited=lambda call: not call.answer.done(),
             kind=lambda call: call.is_locked,
             max_calls=MAX_CALLS_PER_WRITE,
             max_failures=2,
@@ -132,6 +128,12 @@ class Writer:
                 elif call.is_bump:
                     call.fail(error)
             raise
+        except Exception as error:
+            if isinstance(sent[0].request, Delivery):
+                raise
+            for call in sent:  # the changes may have been made
+                call.fail(error)
+            return rest
         for call, was in zip(sent, before, strict=True):
             call.is_perhaps_made = was
         for key, group in groups.items():
@@ -160,30 +162,27 @@ class Writer:
 
 
 def grouped(calls: list[Call]) -> tuple[Groups, list[Call]]:
-    """The first calls by key, as many as one write takes, and the other ones. Changes of one key are
-    one change; a second delivery to a key waits for the next write."""
+    """Calls by key, as many as one write takes, and the other ones. Changes of one key are one
+    change; a second delivery to a key waits for the next write."""
     groups: Groups = {}
     size = 0
     for number, call in enumerate(calls):
-        request, is_new = call.request, call.request.key not in groups
-        is_full = is_new and len(groups) == MAX_KEYS_PER_WRITE
+        request = call.request
         if isinstance(request, Delivery):
-            is_full = is_full or not is_new or size >= MAX_BYTES_PER_WRITE
+            if request.key in groups or size >= MAX_BYTES_PER_WRITE:
+                return groups, calls[number:]
             size += len(request.value)
-        if is_full:
-            return groups, calls[number:]
         groups.setdefault(request.key, []).append(call)
     return groups, []
 
 
 def combined(calls: list[Call]) -> Request:
     """The calls to one key as one request."""
-    first = calls[0].request
-    if isinstance(first, Delivery):
-        return first
+    if len(calls) == 1:
+        return calls[0].request
     changes = [call.request for call in calls if isinstance(call.request, Change)]
     floors = [change.floor for change in changes]
-    return Change(first.key, max(floors), sum(change.increment for change in changes))
+    return Change(changes[0].key, max(floors), sum(change.increment for change in changes))
 
 
 def finish(calls: list[Call], answer: int) -> None:

@@ -106,7 +106,7 @@ class Relay:
             raise RelayUnavailable(
                 f"cannot open the relay: tried for {client.timeout} s: {reason}"
             ) from client.last_error
-        self._sweeping = create_task(client.keep_sweeping(), name="purgatory.relay: sweeping")
+        self._sweeping = create_task(client.keep_house(), name="purgatory.relay: sweeping")
 
     def __exit__(
         self,

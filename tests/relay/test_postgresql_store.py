@@ -416,13 +416,10 @@ def test_settings_of_role_or_database_change_nothing(
             assert await here.bump("b") == 2
             assert await here.deliver("a", b"value", ttl=TIMEOUT)
             assert await there.receive("a") == b"value"
-            shown = [
-                [await connection.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS]
-                for connection in (
-                    pooled._connection
-                    for pooled in (here._store._writer, there._store._reader)  # type: ignore[attr-defined]
-                )
-            ]
+            shown = []
+            for pooled in (here._store._writer, there._store._reader):  # type: ignore[attr-defined]
+                async with pooled.connection() as own:
+                    shown.append([await own.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS])
         assert shown == [["read committed", "off", "on", "0", "50ms", "10s", "0", "hostile"]] * 2
 
     try:
