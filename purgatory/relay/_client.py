@@ -5,7 +5,6 @@ from asyncio import gather, sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
 from random import uniform
 from typing import Any, Final, TypeVar, cast, final
 
@@ -212,9 +211,9 @@ class StoreClient:
             return await cast(StoreWithDeliveries, self.store).settle(deliveries)
 
     async def keep_house(self, forget_after: float | None = None) -> None:
-        """Removes expired values, unless the store does so by itself, and forgets keys that were not
-        written for `forget_after` seconds. Every process runs this; a search that finds none is
-        cheap."""
+        """Removes expired values, unless the store does so by itself, and forgets keys that were
+        not written for `forget_after` seconds. Every process runs this; a search that finds none
+        is cheap."""
 
         async def sweep() -> bool:
             return bool(await cast(SweptStore, self.store).sweep(MAX_SWEPT))
@@ -264,18 +263,18 @@ class StoreClient:
 
     async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
         """Retries a call until it succeeds, or is refused."""
-        for failures in count():
+        failures = 0
+        while True:
             try:
                 result = await call()
+                self.last_error = None
+                return result
             except Refused:
                 raise
             except RelayUnavailable as error:
                 self.last_error = error
                 await sleep(backoff(failures))
-            else:
-                self.last_error = None
-                return result
-        raise AssertionError("it counts for ever")
+                failures += 1
 
     def unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
         """The error for a failed action, with the cause if it is known."""

@@ -596,8 +596,9 @@ class PooledConnection:
         if is_shared:
             raise Refused(
                 f"cannot use {without_password(self._url)}: a pooler there shares server "
-                "connections between transactions, but LISTEN needs its own: use the mode `session` (PgBouncer's pool_mode) for this "
-                "user or database, or the server's own address"
+                "connections between transactions, but LISTEN needs its own: use the mode "
+                "`session` (PgBouncer's pool_mode) for this user or database, or the server's own "
+                "address"
             )
 
     @asynccontextmanager

@@ -72,9 +72,9 @@ SHAPE: Final = """
         JOIN pg_database ON datname = current_database()
     WHERE pg_class.oid = to_regclass($1)
 """
-"""Columns, owner, attached code of a table, and the rights that this role lacks. Code that another role has attached (triggers,
-rules, policies, defaults, constraints, expressions of indexes) would run with the writer's rights.
-`typname` is always `pg_catalog`'s, whatever the `search_path`."""
+"""Columns, owner and attached code of a table, and the rights that this role lacks. Code that
+another role has attached (triggers, rules, policies, defaults, constraints, expressions of indexes)
+would run with the writer's rights. `typname` is always `pg_catalog`'s, whatever the `search_path`."""
 
 CREATE: Final = """
     CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL,

@@ -94,8 +94,9 @@ class Relay:
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server),
             `redis://host:port/db`, `rediss://`, `valkey://`, `valkeys://`, `unix:///socket`,
-            `postgresql://user@host/database`, `nats://host:port` or `tls://host:port`; or an object
-            that has the methods of `purgatory.relay.Store`. PostgreSQL and NATS take several hosts,
+            `redis+sentinel://host1:port,host2:port/service/db`, `postgresql://user@host/database`,
+            `nats://host:port` or `tls://host:port`; or an object that has the methods of
+            `purgatory.relay.Store`. PostgreSQL and NATS take several hosts,
             `nats://host1:port,host2:port`.
         resync: seconds between two reads of the changes. Each read finds all versions whose
             messages were lost.

@@ -1,5 +1,5 @@
-"""Batches the changes, or the deliveries, of a process, so that many calls at once become few writes
-and few messages.
+"""Batches the changes, or the deliveries, of a process, so that many calls at once become few
+writes and few messages.
 
     in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
     one write                       a: to at least 10, then by 2; b: by 1

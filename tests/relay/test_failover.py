@@ -20,12 +20,14 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def sentinels(folder: Path) -> Iterator[tuple[list[RedisServer], list[Server]]]:
-    """A primary and its replica, and three Sentinels that know them as `main`."""
+    """A primary and its replica, and three Sentinels that know them as `main`. The servers have the
+    user `app`, the Sentinels the user `watcher`."""
     with ExitStack() as stack:
         servers = []
         for name in "ab":
             (folder / name).mkdir()
-            servers.append(stack.enter_context(redis_server(folder / name)))
+            user = ["--user", "app", "on", ">p", "allkeys", "allchannels", "+@all"]
+            servers.append(stack.enter_context(redis_server(folder / name, *user)))
         primary, replica = servers
         replica.ask("REPLICAOF", "127.0.0.1", str(primary.port))
         until(lambda: b"master_link_status:up" in replica.ask("INFO", "replication"))
@@ -34,7 +36,7 @@ def sentinels(folder: Path) -> Iterator[tuple[list[RedisServer], list[Server]]]:
             port = free_port()
             settings = folder / f"sentinel{number}.conf"
             settings.write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+                f"port {port}\nbind 127.0.0.1\ndir {folder}\nuser watcher on >s +@all\n"
                 f"sentinel monitor main 127.0.0.1 {primary.port} 2\n"
                 "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 10000\n"
             )
@@ -115,4 +117,6 @@ def test_relay_follows_the_server_of_sentinels(run: Runner, tmp_path: Path, faul
             until(lambda: b"role:master" in servers[1].ask("INFO", "replication"))
 
         hosts = ",".join(f"127.0.0.1:{watcher.port}" for watcher in watchers)
-        run(lambda: follows(f"redis+sentinel://{hosts}/main/0", take_over))
+        options = "sentinel_username=watcher&sentinel_password=s"
+        url = f"redis+sentinel://app:p@{hosts}/main/0?{options}"
+        run(lambda: follows(url, take_over))
