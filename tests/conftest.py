@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies
+from invariants import check
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from requirements import CLIENTS, left_out_without
 from tiers import mark_nightly
@@ -25,10 +26,7 @@ settings.register_profile(
 )  # a busy machine takes longer than 200 ms for an example
 settings.load_profile("tests")
 
-collect_ignore = left_out_without(
-    CLIENTS,
-    "pipeline/on_spark/test_topics.py",
-) + left_out_without(
+collect_ignore = left_out_without(CLIENTS, "pipeline/on_spark/test_topics.py") + left_out_without(
     ["selenium"],
     "console/test_page_browser.py",
     "examples/test_cookbook_events.py",
@@ -157,9 +155,9 @@ async def purgatory() -> AsyncIterator[Purgatory[Any]]:
     closing leaves nothing."""
     purgatory: Purgatory[Any] = Purgatory("test")
     yield purgatory
-    purgatory._check()
+    check(purgatory)
     await purgatory.aclose()
-    purgatory._check()
+    check(purgatory)
     assert (purgatory.pending, purgatory.watched) == (0, 0)
 
 

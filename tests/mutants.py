@@ -31,15 +31,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 NEAREST = {
-    "arguments": ("test_arguments.py", "test_argument_checks.py"),
-    "closing": ("test_closing.py", "test_threshold_bursts.py"),
+    "buckets": ("test_wheel.py", "test_bounds.py"),
+    "closing": ("test_closing.py", "test_threshold_bursts.py", "test_model_purgatory.py"),
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
-    "idle_tracker": ("test_idle_tracker.py", "test_idle_observers.py"),
-    "loop": ("test_loop.py", "test_loop_wheel.py", "test_inbox.py"),
-    "observers": ("test_observers.py", "test_threshold_observers.py"),
-    "purgatory": ("test_purgatory.py", "test_deliveries.py"),
-    "watch_lists": ("test_watch_lists.py", "test_key_check.py"),
+    "dispatcher": ("test_fairness.py", "test_bounds.py", "test_model_purgatory.py"),
+    "failure": ("test_operation.py",),
+    "loop": ("test_handles.py", "test_threads.py", "test_wheel_timer.py", "test_deadlines.py"),
+    "purgatory": ("test_purgatory.py", "test_deliveries.py", "test_arguments.py"),
+    "threshold_queue": ("test_thresholds.py",),
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
+    "observers": ("test_observers.py", "test_threshold_observers.py"),
+    "watch_lists": ("test_model_purgatory.py", "test_key_check.py", "test_random_histories.py"),
+    "wheel_timer": ("test_wheel_timer.py", "test_arguments.py"),
 }
 """Test files of modules that have several, or none with the module's name."""
 

@@ -28,21 +28,6 @@ class Counted:
             raise Broken(f"called more than {self.most} times")
 
 
-class Iterations:
-    """Counts the iterations of the loop, and calls a function in one of them."""
-
-    def __init__(self, at, what):
-        self.number, self.at, self.what = 0, at, what
-        asyncio.get_running_loop().call_soon(self._count)
-
-    def _count(self):
-        self.number += 1
-        if self.number == self.at:
-            self.what()
-        elif self.number < self.at + 10:
-            asyncio.get_running_loop().call_soon(self._count)
-
-
 async def begin(purgatory, predicate, timeout=None, key="key"):
     """Starts a task that waits for the predicate and returns its outcome."""
     task = asyncio.create_task(outcome(purgatory.wait_for(predicate, [key], timeout)))
@@ -69,53 +54,6 @@ def make_busy(purgatory, ready=False):
     purgatory.check_and_complete("key")
 
 
-# A predicate that checks its own key
-
-
-@on_virtual_time
-async def test_predicate_checking_its_own_key_lets_others_run(
-    purgatory,
-):
-    counted, passed = Counted(), []
-    iterations = Iterations(20, lambda: passed.append(True))
-
-    async def checks_its_key():
-        counted()
-        purgatory.check_and_complete("key")
-        return bool(passed)
-
-    assert await outcome(purgatory.wait_for(checks_its_key, ["key"], 60)) is True
-    assert counted.calls <= iterations.number + 2
-
-
-@on_virtual_time
-@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel_for_key", "task"])
-async def test_every_end_stops_wait_checking_its_own_key(end):
-    loop = asyncio.get_running_loop()
-    async with Purgatory() as purgatory:
-        counted = Counted()
-
-        async def checks_its_key():
-            counted()
-            purgatory.check_and_complete("key")
-            return False
-
-        task = asyncio.create_task(outcome(purgatory.wait_for(checks_its_key, ["key"], 60)))
-        ends = {
-            "deadline": lambda: loop._set_time(loop.time() + 61),
-            "aclose": lambda: closing.append(loop.create_task(purgatory.aclose())),
-            "cancel_for_key": lambda: purgatory.cancel_for_key("key"),
-            "task": task.cancel,
-        }
-        closing = []
-        Iterations(20, ends[end])
-        expected = {"deadline": OperationTimeout, "task": asyncio.CancelledError}.get(
-            end, OperationCancelled
-        )
-        assert type(await outcome_soon(task)) is expected
-        assert counted.calls < 100
-
-
 # A predicate that swallows its cancellation
 
 
@@ -127,9 +65,7 @@ async def stubborn():
 
 @on_virtual_time
 @pytest.mark.parametrize("end", ["deadline", "aclose", "cancel_for_key", "acancel_for_key"])
-async def test_wait_ends_though_predicate_swallows_its_cancellation(
-    end,
-):
+async def test_wait_ends_though_predicate_swallows_its_cancellation(end):
     async with Purgatory() as purgatory:
         counted = Counted()
 
@@ -149,104 +85,12 @@ async def test_wait_ends_though_predicate_swallows_its_cancellation(
         assert purgatory.pending == purgatory.watched == 0
 
 
-@on_virtual_time
-async def test_wait_ends_with_predicate_that_awaits_after_cancellation(
-    purgatory,
-):
-
-    async def tidies_up():
-        try:
-            await asyncio.sleep(float("inf"))
-        except asyncio.CancelledError:
-            await asyncio.sleep(5)
-        return False
-
-    task = await begin(purgatory, tidies_up, 60)
-    assert type(await outcome_soon(task)) is OperationTimeout
-
-
-# Work that the call of the predicate starts has read the state before it is awaited
-
-
-@on_virtual_time
-@pytest.mark.parametrize("kind", ["future", "task", "work of a thread"])
-async def test_newcomer_of_busy_key_misses_no_check(kind):
-    loop = asyncio.get_running_loop()
-    async with Purgatory() as purgatory:
-        is_true = []
-
-        async def look():
-            return bool(is_true)
-
-        def change():
-            is_true.append(True)
-            purgatory.check_and_complete("key")
-
-        def predicate():
-            if not is_true:
-                loop.call_soon(change)
-            if kind == "task":
-                return loop.create_task(look())
-            looked = loop.create_future()
-            if kind == "future":
-                looked.set_result(bool(is_true))
-            else:
-                seen = bool(is_true)
-                loop.call_later(1, lambda: looked.done() or looked.set_result(seen))
-            return looked
-
-        make_busy(purgatory, ready=True)
-        assert await outcome(purgatory.wait_for(predicate, ["key"], 60)) is True
-        assert loop.time() < 60
-
-
-@on_virtual_time
-async def test_newcomer_of_busy_key_is_registered_before_predicate(purgatory):
-    registered = []
-
-    async def predicate():
-        return True
-
-    def called():
-        asyncio.get_running_loop().call_soon(lambda: registered.append(purgatory.pending))
-        return predicate()
-
-    make_busy(purgatory, ready=True)
-    assert await purgatory.wait_for(called, ["key"], 60) is True
-    assert registered == [1]
-
-
-# A tiny timeout
-
-
-@on_virtual_time
-@pytest.mark.parametrize("start", [1e9])
-@pytest.mark.parametrize("timeout", [1e-12, 1e-300])
-async def test_tiny_timeout_on_busy_key_tries_once(purgatory, timeout, start):
-    make_busy(purgatory)
-    operation = Probe(timeout, ready=True)
-    assert await outcome(purgatory.wait(operation, ["key"])) == ""
-    assert operation.calls == ["try", "complete"]
-
-
-@on_virtual_time
-@pytest.mark.parametrize("start", [1e9])
-async def test_predicate_with_tiny_timeout_on_busy_key_ends(purgatory, start):
-    make_busy(purgatory)
-    holding = asyncio.create_task(outcome(purgatory.wait_for(lambda: "there", ["key"], 1e-12)))
-    failing = asyncio.create_task(outcome(purgatory.wait_for(lambda: None, ["key"], 1e-12)))
-    assert await holding == "there"
-    assert type(await failing) is OperationTimeout
-
-
 # When `aclose` returns, all runs have ended
 
 
 @on_virtual_time
 @pytest.mark.parametrize("takes", [0, 3])
-async def test_aclose_waits_for_cancelled_asynchronous_predicates(
-    takes,
-):
+async def test_aclose_waits_for_cancelled_asynchronous_predicates(takes):
     ended = []
     async with Purgatory() as purgatory:
 
@@ -406,11 +250,3 @@ async def test_work_started_in_check_ends_with_its_wait(kind, how):
         result = await outcome_soon(task)
         assert type(result) is (asyncio.CancelledError if how == "task" else OperationCancelled)
         assert await begun.is_over()
-
-
-@on_virtual_time
-async def test_awaited_work_of_predicate_ends_with_wait(purgatory):
-    begun = Begun("task")
-    task = await begin(purgatory, begun, 5)
-    assert type(await outcome_soon(task)) is OperationTimeout
-    assert await begun.is_over()

@@ -6,16 +6,8 @@ import random
 
 import anyio
 import pytest
-from helpers import (
-    THOROUGHNESS,
-    Broken,
-    Probe,
-    counts,
-    iterations,
-    outcome,
-    raiser,
-    watch_all,
-)
+from helpers import THOROUGHNESS, Broken, Probe, counts, iterations, outcome, raiser, watch_all
+from invariants import check
 from loops import on_every_loop, on_virtual_time
 
 import purgatory as library
@@ -48,17 +40,6 @@ async def test_a_check_passes_over_a_cancelled_wait_for(purgatory):
     assert counts(purgatory, "pending", "completed", "cancelled") == (0, 1, 1)
 
 
-async def test_a_check_passes_over_a_cancelled_wait(purgatory):
-    operations = [Probe(name=name) for name in ("first", "second")]
-    first, second = await start(*[purgatory.wait(each, ["key"]) for each in operations])
-    first.cancel()
-    operations[0].ready = operations[1].ready = True
-    assert purgatory.check_and_complete("key") == 1
-    assert await second == "second"
-    assert [each.state for each in operations] == [CANCELLED, COMPLETED]
-    assert operations[0].calls == ["try"]
-
-
 async def test_deliver_counts_no_cancelled_receiver(purgatory):
     first, second = await start(*[purgatory.receive("key") for _ in range(2)])
     first.cancel()
@@ -86,25 +67,6 @@ async def test_cancelled_waits_are_passed_over_in_hooks_too(purgatory):
     await first
 
 
-async def test_cancelling_a_mere_awaiter_ends_no_operation(purgatory):
-    [operation] = watch_all(purgatory, [Probe(name="result")])
-    [awaiting] = await start(operation)
-    awaiting.cancel()
-    operation.ready = True
-    assert purgatory.check_and_complete("key") == 1
-    assert operation.result() == "result"
-    await awaiting
-
-
-async def test_force_complete_completes_wait_of_cancelled_task(purgatory):
-    operation = Probe(name="result")
-    [waiting] = await start(purgatory.wait(operation, ["key"]))
-    waiting.cancel()
-    assert operation.force_complete()
-    assert isinstance(await waiting, asyncio.CancelledError)
-    assert operation.state is COMPLETED and operation.result() == "result"
-
-
 @on_virtual_time
 async def test_deadline_cancels_wait_of_cancelled_task(purgatory):
     def cancel():
@@ -115,14 +77,6 @@ async def test_deadline_cancels_wait_of_cancelled_task(purgatory):
     [waiting] = await start(purgatory.wait(operation, ["key"]))
     await asyncio.sleep(2)
     assert operation.state is CANCELLED and operation.calls == ["try"]
-
-
-async def test_drain_cancels_wait_of_cancelled_task(purgatory):
-    operation = Probe()
-    [waiting] = await start(purgatory.wait(operation, ["key"]))
-    waiting.cancel()
-    assert await purgatory.aclose(0.01) in ([operation], [])
-    assert operation.state is CANCELLED
 
 
 async def test_every_asynchronous_predicate_is_run_again(purgatory):
@@ -157,9 +111,7 @@ async def test_give_back_hands_value_to_next_waiter(purgatory):
 
 async def test_give_back_ignores_a_returned_value(purgatory):
     given_back: list[int] = []
-    [waiting] = await start(
-        purgatory.wait_for(taker([1]), ["key"], give_back=given_back.append),
-    )
+    [waiting] = await start(purgatory.wait_for(taker([1]), ["key"], give_back=given_back.append))
     assert await waiting == 1
     [failing] = await start(
         purgatory.wait_for(raiser(Broken()), ["key"], give_back=given_back.append)
@@ -172,7 +124,7 @@ async def test_give_back_ignores_a_returned_value(purgatory):
 
 async def test_give_back_that_raises_is_reported(purgatory, reports):
     [waiting] = await start(
-        purgatory.wait_for(lambda: purgatory.pending == 2, ["key"], give_back=raiser(Broken())),
+        purgatory.wait_for(lambda: purgatory.pending == 2, ["key"], give_back=raiser(Broken()))
     )
     [other] = await start(purgatory.wait(Probe(), ["key"]))
     purgatory.check_and_complete("key")
@@ -197,16 +149,6 @@ async def test_value_taken_by_closing_predicate_is_given_back(purgatory):
     purgatory.check_and_complete("key")
     assert isinstance(await waiting, OperationCancelled)
     assert tokens == [1]
-
-
-async def test_a_wait_cancelled_after_completion_keeps_its_result(purgatory):
-    operation = Probe(name="taken")
-    [waiting] = await start(purgatory.wait(operation, ["key"]))
-    operation.ready = True
-    assert purgatory.check_and_complete("key") == 1
-    waiting.cancel()
-    assert isinstance(await waiting, asyncio.CancelledError)
-    assert operation.state is COMPLETED and operation.result() == "taken"
 
 
 # Counted
@@ -310,7 +252,7 @@ async def count(row, seconds):
             purgatory.check_and_complete("key")
         await asyncio.gather(*tasks)
         assert purgatory.pending == purgatory.watched == 0
-        purgatory._check()
+        check(purgatory)
     return pushed, got + len(tokens)
 
 

@@ -57,36 +57,7 @@ async def test_concurrent_checks_keep_their_own_contexts(purgatory):
 
 
 @on_virtual_time
-async def test_check_from_hook_runs_in_hooks_context(purgatory):
-    operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
-    for operation in operations:
-        operation.ready = True
-    first = Probe(completing=lambda _: purgatory.check_and_complete("key"))
-    watch_all(purgatory, [first], ["first"])
-    first.ready = True
-    in_context_of("checker", purgatory.check_and_complete, "first")
-    await iterations(20)
-    assert {operation.result() for operation in operations} == {"checker"}
-
-
-@on_virtual_time
-async def test_nested_and_deferred_hooks_share_hooks_context(purgatory):
-    operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
-
-    def complete_all(_):
-        for operation in operations:
-            operation.force_complete()
-
-    first = Probe(ready=True, completing=complete_all)
-    assert in_context_of("caller", purgatory.try_complete_else_watch, first, ["first"]) is True
-    await iterations(20)
-    assert {operation.result() for operation in operations} == {"caller"}
-
-
-@on_virtual_time
-async def test_deferred_hooks_keep_the_context_that_caused_them(
-    purgatory,
-):
+async def test_deferred_hooks_keep_the_context_that_caused_them(purgatory):
     groups = {
         name: watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name])
         for name in ("one", "two")
@@ -104,9 +75,7 @@ async def test_deferred_hooks_keep_the_context_that_caused_them(
 
 
 @on_virtual_time
-async def test_crowded_predicate_is_called_in_checkers_context(
-    purgatory,
-):
+async def test_crowded_predicate_is_called_in_checkers_context(purgatory):
     values = []
 
     def predicate():

@@ -44,9 +44,7 @@ async def test_counted_receivers_get_value_however_waits_end(how):
 
 @on_virtual_time
 @pytest.mark.parametrize("how", ["aclose", "cancel_for_key", "acancel_for_key"])
-async def test_late_receivers_are_cancelled_after_a_delivery(
-    how,
-):
+async def test_late_receivers_are_cancelled_after_a_delivery(how):
     purgatory = Purgatory()
     tasks = await begin_to_receive(purgatory, MANY)
     assert purgatory.deliver("key", "value") == MANY
@@ -55,14 +53,6 @@ async def test_late_receivers_are_cancelled_after_a_delivery(
     await end(purgatory, how)
     assert [await task for task in tasks] == ["value"] * MANY
     assert [type(await task) for task in late] == [OperationCancelled] * 3
-
-
-@on_virtual_time
-async def test_first_of_two_deliveries_counts(purgatory):
-    tasks = await begin_to_receive(purgatory, MANY)
-    assert purgatory.deliver("key", "first") == MANY
-    assert purgatory.deliver("key", "second") == 0
-    assert [await task for task in tasks] == ["first"] * MANY
 
 
 @on_virtual_time
@@ -84,9 +74,7 @@ async def test_counted_receivers_get_value_when_hook_closes_purgatory():
 
 
 @on_every_loop
-async def test_value_from_thread_reaches_only_current_receivers(
-    purgatory,
-):
+async def test_value_from_thread_reaches_only_current_receivers(purgatory):
     receiving = asyncio.create_task(purgatory.receive("key", 60))
     await iterations(2)
     for value in ("first", "late"):

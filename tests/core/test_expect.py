@@ -1,13 +1,12 @@
 """`Purgatory.expect`: it accepts a reply from before the request is sent."""
 
 import asyncio
-import inspect
 
 import pytest
-from helpers import Listener, Probe, counts, iterations, outcome, watch_all
+from helpers import Probe, counts, iterations, outcome, watch_all
+from invariants import check
 from loops import on_virtual_time
 
-import purgatory as library
 from purgatory import (
     OperationCancelled,
     OperationReused,
@@ -41,7 +40,7 @@ async def test_leaving_the_block_leaves_nothing_behind(purgatory):
     assert counts(purgatory) == (0, 0, 0)
     assert purgatory.deliver("key", "late") == 0
     assert isinstance(await outcome(reply), OperationCancelled)
-    purgatory._check()
+    check(purgatory)
 
 
 @on_virtual_time
@@ -60,12 +59,6 @@ async def test_the_deadline_counts_from_entering(purgatory):
     assert purgatory.statistics().expired == 1
 
 
-async def test_an_expired_reply_is_no_unretrieved_exception(purgatory, reports):
-    with purgatory.expect("key", timeout=0):
-        await iterations(5)
-    assert reports == [] and purgatory.statistics().expired == 1
-
-
 async def test_a_cancelled_await_may_be_repeated(purgatory):
     with purgatory.expect("key") as reply:
         awaiting = asyncio.create_task(outcome(reply))
@@ -74,24 +67,6 @@ async def test_a_cancelled_await_may_be_repeated(purgatory):
         assert purgatory.deliver("key", "value") == 1
         assert isinstance(await awaiting, asyncio.CancelledError)
         assert await reply == "value"
-
-
-async def test_a_cancelled_task_leaves_the_block(purgatory):
-    async def ask():
-        with purgatory.expect("key") as reply:
-            return await reply
-
-    asking = asyncio.create_task(ask())
-    await iterations()
-    asking.cancel()
-    await asyncio.wait([asking])
-    assert asking.cancelled() and purgatory.pending == 0
-
-
-async def test_several_expect_one_value(purgatory):
-    with purgatory.expect("key") as first, purgatory.expect("key") as second:
-        assert purgatory.deliver("key", 7) == 2
-        assert (await first, await second) == (7, 7)
 
 
 async def test_a_value_delivered_in_a_hook_counts_once(purgatory):
@@ -130,22 +105,3 @@ async def test_misuse_is_refused(purgatory):
     with pytest.raises(TypeError, match="unhashable"), purgatory.expect([]):
         raise AssertionError
     assert counts(purgatory) == (0, 0, 0)
-
-
-async def test_an_observer_sees_one_receiver():
-    listener = Listener()
-    async with Purgatory(observer=listener) as purgatory:
-        with purgatory.expect("key"):
-            pass
-        with purgatory.expect("key") as reply:
-            purgatory.deliver("key", 1)
-            await reply
-    assert [(ended.kind, ended.state.value) for ended in listener.ended] == [
-        ("Receiver", "cancelled"),
-        ("Receiver", "completed"),
-    ]
-
-
-def test_signature_is_that_of_the_contract():
-    parameters = inspect.signature(Purgatory.expect).parameters
-    assert list(parameters) == ["self", "key", "timeout"] and "Reply" in library.__all__

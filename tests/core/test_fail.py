@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from helpers import Broken, Listener, Probe, iterations, outcome, watch_all
+from invariants import check
 from loops import on_virtual_time
 
 from purgatory import Cause, OperationState, Purgatory, WrongLoop
@@ -52,7 +53,7 @@ async def test_every_kind_of_wait_raises_the_error(is_all, observed, reports, lo
         assert purgatory.pending == pending - count
         assert await asyncio.gather(*failing) == [lost] * len(failing)
         assert asyncio.get_running_loop().time() == 0
-        purgatory._check()
+        check(purgatory)
         assert purgatory.fail("lost", lost) == 0
         purgatory.deliver("staying", "value")
         assert await staying == (lost if is_all else "value")
@@ -79,15 +80,6 @@ async def test_operation_that_is_not_awaited_keeps_the_error(purgatory, reports,
 
 
 @on_virtual_time
-async def test_reply_failed_while_sent_raises_later(purgatory, lost):
-    with purgatory.expect("key", 30) as reply:
-        purgatory.fail("key", lost)
-        await asyncio.sleep(5)
-        with pytest.raises(ConnectionError):
-            await reply
-
-
-@on_virtual_time
 async def test_receiver_that_was_counted_gets_its_value(purgatory, lost):
     receiving = asyncio.create_task(purgatory.receive("key"))
     await iterations(2)
@@ -102,15 +94,6 @@ async def test_receiver_that_was_counted_gets_its_value(purgatory, lost):
     purgatory.try_complete_else_watch(Delivers(5), ["other"])
     assert delivered == [1] and await receiving == "value"
     purgatory.cancel_for_key("other")
-
-
-@on_virtual_time
-async def test_fail_in_a_try_ends_that_operation(purgatory, lost):
-    [operation] = watch_all(purgatory, [Probe(5)])
-    operation.trying = lambda _: purgatory.fail("key", lost)
-    assert purgatory.check_and_complete("key") == 0
-    with pytest.raises(ConnectionError):
-        await operation
 
 
 @on_virtual_time

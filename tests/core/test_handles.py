@@ -1,6 +1,6 @@
-"""Which methods may be called from which thread: all public methods of all handles, from a thread
-with its own loop and from a thread without a loop. `REFUSED` means that the call raises `WrongLoop`
-and changes nothing."""
+"""Which methods may be called from where: all public methods of all handles, from a thread with its
+own loop, from a thread without a loop, from another loop, and outside any loop. `REFUSED` means
+that the call raises `WrongLoop` and changes nothing."""
 
 import asyncio
 from collections.abc import Callable
@@ -174,3 +174,80 @@ async def test_handle_allows_or_refuses_other_threads(
             call_in_thread(call, handle, has_loop)
         await iterations(2)
         assert read() == before
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule", "call"), [row for row in ROWS if row.values[0] is not Timeout]
+)
+def test_handle_refuses_other_loops_and_none(
+    cls: type, rule: str, call: Callable[[Any], Any], loop_factory: Any
+) -> None:
+    async def begin() -> Any:
+        purgatory = Purgatory[Any]()
+        return purgatory, make(cls, purgatory)
+
+    async def elsewhere(handle: Any) -> None:
+        result = call(handle)
+        if iscoroutine(result):
+            await result
+
+    with (
+        asyncio.Runner(loop_factory=loop_factory) as home,
+        asyncio.Runner(loop_factory=loop_factory) as other,
+    ):
+        purgatory, (handle, read) = home.run(begin())
+        before = read()
+        if rule is REFUSED:
+            with pytest.raises(WrongLoop, match=r"bound to .* but the running loop is"):
+                other.run(elsewhere(handle))
+            with pytest.raises(WrongLoop, match="but no event loop is running"):
+                result = call(handle)
+                if iscoroutine(result):
+                    result.send(None)
+        else:
+            other.run(elsewhere(handle))
+        assert read() == before
+        home.run(purgatory.aclose())
+
+
+@pytest.mark.parametrize("cls", [Purgatory, ThresholdPurgatory, WheelTimer, IdleTracker])
+def test_unused_object_is_bound_by_its_first_loop(cls: type) -> None:
+    handle = IdleTracker(5, print) if cls is IdleTracker else cls()
+    use = {
+        Purgatory: lambda: handle.try_complete_else_watch(Probe(), ["key"]),
+        ThresholdPurgatory: lambda: handle.wait("key", 1).send(None),
+        WheelTimer: lambda: handle.call_later(5, print),
+        IdleTracker: lambda: handle.touch("id"),
+    }[cls]
+
+    async def main() -> None:
+        use()
+        closed = handle.close() if hasattr(handle, "close") else await handle.aclose()
+        assert closed in (None, 0, 1) or len(closed) == 1
+
+    with pytest.raises(WrongLoop, match="no event loop is running in this thread to be bound to"):
+        use()
+    asyncio.run(main())
+
+
+def test_loop_run_by_another_thread_keeps_its_objects() -> None:
+    loop, purgatory, timer = asyncio.new_event_loop(), Purgatory[Any](), WheelTimer()
+
+    async def use() -> bool:
+        timer.call_later(30, print).cancel()
+        async with timeout(30) as limit:
+            limit.reschedule(asyncio.get_running_loop().time() + 5)
+            waiting = asyncio.create_task(purgatory.wait(Probe(30, name="answer"), ["key"]))
+            await iterations(2)
+            [operation] = purgatory.cancel_for_key("key")
+            await asyncio.wait([waiting])
+        return operation.is_completed
+
+    async def leave() -> None:
+        await purgatory.aclose()
+        timer.close()
+
+    assert loop.run_until_complete(use())
+    for step in (use, use, leave):
+        in_thread(loop.run_until_complete, step())
+    loop.close()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from helpers import Listener, raiser
+from invariants import check
 from loops import on_virtual_time
 
 from purgatory import Cause, IdleTracker, OperationState
@@ -26,7 +27,7 @@ async def test_observer_is_notified_of_idle_ids_alone():
             tracker.touch("lively")
         assert log == ["quiet"]
         [ended] = listener.ended
-        tracker._check()
+        check(tracker)
     assert (ended.purgatory, ended.kind, ended.keys) == ("connections", "id", ("quiet",))
     assert (ended.state, ended.cause, ended.timeout) == (OperationState.EXPIRED, Cause.DEADLINE, 30)
     assert ended.started_at == pytest.approx(15) and 45 <= ended.ended_at <= 45 + 30 / 8000

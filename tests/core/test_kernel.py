@@ -2,26 +2,20 @@
 `kernel_programs` runs the shared programs in processes of their own, with and without the kernel.
 """
 
-import asyncio
-import importlib
 import inspect
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from helpers import THOROUGHNESS
-from loops import on_virtual_time
 from requirements import unavailable
 
 import purgatory
-from purgatory._core import kernel
 
 pytestmark = pytest.mark.cpython
 
@@ -200,70 +194,11 @@ def test_many_half_made_objects_do_not_crash_kernel(built):
     assert run("fuzz", 100, 100) == "no crash\n"
 
 
-def test_failing_allocations_are_memory_errors(built):
-    if find_spec("_testcapi") is None:
-        unavailable("needs CPython's _testcapi: apt-get install libpython3-testsuite")
-    assert run("allocations", 60) == "done\n"
-
-
 @pytest.mark.parametrize(
     "rounds", [2_000, pytest.param(10_000 * THOROUGHNESS, marks=pytest.mark.slow)]
 )
 def test_no_path_through_kernel_leaks(built, rounds):
     assert run("leaks", rounds) == "done\n"
-
-
-def another_copy():
-    """The package, imported once more."""
-    is_ours = re.compile(r"purgatory(\.|$)").match
-    first = {name: sys.modules.pop(name) for name in [*sys.modules] if is_ours(name)}
-    try:
-        return importlib.import_module("purgatory")
-    finally:
-        for name in [name for name in sys.modules if is_ours(name)]:
-            del sys.modules[name]
-        sys.modules.update(first)
-
-
-@on_virtual_time
-async def test_timeouts_of_two_copies_share_a_loop():
-    loop = asyncio.get_running_loop()
-    one, other = purgatory.timeout(2), another_copy().timeout(1)
-    with pytest.raises(TimeoutError):
-        async with one, other:
-            one.reschedule(3.0)
-            other.reschedule(4.0)
-            await loop.create_future()
-    assert one.expired() and not other.expired() and loop.time() == 3.0
-
-
-def test_two_copies_of_package_share_a_loop():
-    packages, ended, operations = (purgatory, another_copy()), [], []
-
-    def operation_of(package):
-        class Both(package.DelayedOperation):
-            def try_complete(self):
-                return False
-
-            def on_complete(self):
-                ended.append(package)
-                for each in operations:
-                    each.force_complete()
-
-        return Both(30.0)
-
-    async def main():
-        operations.extend(map(operation_of, packages))
-        purgatories = [package.Purgatory() for package in packages]
-        for each, own, foreign in zip(purgatories, operations, operations[::-1], strict=True):
-            each.try_complete_else_watch(own, ["key"])
-            with pytest.raises(TypeError):
-                each.try_complete_else_watch(foreign, ["key"])
-        operations[0].force_complete()
-        assert [each.pending for each in purgatories] == [0, 0]
-
-    asyncio.run(main())
-    assert ended == [*packages]
 
 
 class Never(purgatory.DelayedOperation):
@@ -276,30 +211,3 @@ class Never(purgatory.DelayedOperation):
 @pytest.mark.skipif(not purgatory.COMPILED, reason="the kernel is left out")
 def test_operation_takes_at_most_128_bytes():
     assert sys.getsizeof(Never(30.0)) <= 128
-
-
-def test_watch_lists_may_be_in_dict_subclass():
-    async def main():
-        one = purgatory.Purgatory()
-        one._by_key = one._watchers.by_key = type("Table", (dict,), {})()
-        alone, shared, other = Never(30.0), Never(30.0), Never(None)
-        one.try_complete_else_watch(alone, ["a"])
-        one.try_complete_else_watch(shared, ("b", "c"))
-        one.try_complete_else_watch(other, ["b"])
-        assert (one.pending, one.watched, sorted(one.keys())) == (3, 4, ["a", "b", "c"])
-        assert one.check_and_complete("a") == one.check_and_complete("b") == 0
-        one._check()
-        assert [each.force_complete() for each in (alone, shared, other)] == [True] * 3
-        assert (one.pending, one.watched, list(one.keys())) == (0, 0, [])
-
-    asyncio.run(main())
-
-
-@pytest.mark.skipif(not purgatory.COMPILED, reason="the kernel is left out")
-def test_module_of_other_sources_lets_twins_pass(monkeypatch):
-    def unknown(value: int) -> int:
-        return value + 1
-
-    unknown.__module__ = "purgatory._core.wheel"
-    assert kernel.compiled(unknown) is unknown
-    assert kernel.fields(type("Unknown", (), {})).__name__ == "Unknown"

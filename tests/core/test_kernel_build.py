@@ -35,17 +35,17 @@ SANITIZERS = [
 
 # Tests that use the kernel, except tests that bound CPU time.
 SANITIZED = [
-    "hostile_users",
+    "arguments",
+    "bounds",
+    "deadlines",
     "key_check",
-    "keys",
-    "many_keys",
+    "model_purgatory",
     "operation",
     "purgatory",
     "races",
     "random_histories",
-    "reentrancy",
+    "reprs",
     "timeouts",
-    "watch_lists",
     "wheel",
     "wheel_timer",
 ]

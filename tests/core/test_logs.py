@@ -9,7 +9,6 @@ from loops import on_virtual_time
 
 from purgatory import IdleTracker, Purgatory, ThresholdPurgatory
 from purgatory._core import logs as _logs
-from purgatory._core.arguments import describe, printable
 
 
 @pytest.fixture(autouse=True)
@@ -56,29 +55,6 @@ async def test_missed_trigger_warning_names_all_details(keys, observed, lines):
     assert "check_and_complete" in message
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("jobs, café, \u7d2b", "jobs, café, \u7d2b"),
-        ("\x1b[2J\x07", r"\x1b[2J\x07"),
-        ("a\r\nb", r"a\r\nb"),
-        ("\u202ecod", r"\u202ecod"),
-        ("\ud800", r"\ud800"),
-        (7, "7"),
-    ],
-)
-def test_printable_escapes_what_a_terminal_would_execute(text, shown):
-    assert printable(text) == shown
-
-
-def test_repr_with_newlines_is_described_in_one_line():
-    class Job:
-        def __repr__(self):
-            return "<Job\n\x1b]0;title>"
-
-    assert describe(Job()) == r"<Job\n\x1b]0;title>"
-
-
 @on_virtual_time
 @pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory, IdleTracker])
 async def test_purgatory_names_in_messages_are_printable(kind):
@@ -107,16 +83,6 @@ async def test_purgatory_names_in_messages_are_printable(kind):
                 await waiting
     await asyncio.sleep(3)
     assert told and all(message.startswith(r"jobs\nCRITICAL forged: ") for message in told)
-
-
-@on_virtual_time
-async def test_purgatory_names_in_log_lines_are_printable(lines):
-    async with Purgatory("jobs\nCRITICAL forged") as jobs:
-        await miss(jobs, ["tea"], timeout=1)
-        jobs.try_complete_else_watch(Probe(), ["tea"])
-        await jobs.aclose(drain=1)
-    assert len(lines()) == 2
-    assert all(message.startswith(r"jobs\nCRITICAL forged: ") for _, _, message in lines())
 
 
 @on_virtual_time

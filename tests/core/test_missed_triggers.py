@@ -108,20 +108,6 @@ async def test_deadline_with_queued_check_is_no_missed_trigger(listener):
 
 
 @on_virtual_time
-async def test_deadline_after_threads_request_is_no_missed_trigger(
-    listener,
-):
-    async with Purgatory("thread", observer=listener) as purgatory:
-        operations = watch_all(purgatory, [Probe(5) for _ in range(MANY)])
-        for operation in operations:
-            operation.ready = True
-        in_thread(purgatory.check_and_complete_threadsafe, "key")
-        let_time_pass(10)
-        await asyncio.sleep(1)
-        nothing_was_missed(purgatory, operations)
-
-
-@on_virtual_time
 async def test_deadline_without_a_check_is_a_missed_trigger():
     listener = Listener()
     async with Purgatory("forgotten", observer=listener) as purgatory:

@@ -19,6 +19,7 @@ from helpers import THOROUGHNESS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from invariants import check
 
 from purgatory import DelayedOperation, OperationState, Purgatory
 from purgatory._core.clock import TickClock
@@ -518,7 +519,7 @@ class Comparison(RuleBasedStateMachine):
         assert [one.state for one in real.operations] == [one.state for one in model.operations]
         for actual, expected in zip(real.operations, model.operations, strict=True):
             assert expected.deadline is None or actual.deadline == expected.deadline
-        real.purgatory._check()
+        check(real.purgatory)
 
     def teardown(self) -> None:
         if hasattr(self, "real"):

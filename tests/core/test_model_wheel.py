@@ -21,12 +21,11 @@ from typing import Any, cast
 
 import pytest
 from helpers import THOROUGHNESS
+from invariants import check, small_bounds
 
 from purgatory import TimerTask, WheelTimer
-from purgatory._core import buckets, loop_wheel, wheel
 from purgatory._core.buckets import Bucket
 from purgatory._core.clock import TickClock
-from purgatory.testing import VirtualTimeLoop
 
 CHUNK_CAPACITY = 4
 MAX_PER_ITERATION = 8
@@ -290,7 +289,7 @@ class History:
             assert late == []
 
     def check(self) -> None:
-        self.timer._check()
+        check(self.timer)
         assert self.timer.size == len(self.waiting)
         assert len(self.loop.reports) == self.failures
         soon = (
@@ -398,10 +397,7 @@ class History:
 @contextmanager
 def running(loop: ManualLoop) -> Iterator[None]:
     """Makes `loop` the running loop, and all bounds small."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (buckets, wheel):
-            patch.setattr(module, "CHUNK_CAPACITY", CHUNK_CAPACITY)
-        patch.setattr(loop_wheel, "MAX_PER_ITERATION", MAX_PER_ITERATION)
+    with small_bounds(CHUNK_CAPACITY, MAX_PER_ITERATION, stage=DAY):
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(cast("asyncio.AbstractEventLoop", loop))
         try:
@@ -441,41 +437,3 @@ def test_same_seed_gives_same_history() -> None:
         return history.trace
 
     assert trace_of(1) == trace_of(1) != trace_of(2)
-
-
-def trace(seed: int) -> list[tuple[float, int]]:
-    """The trace of a timer under random calls of all kinds."""
-
-    async def main() -> list[tuple[float, int]]:
-        loop = asyncio.get_running_loop()
-        randomly = random.Random(seed)
-        timer = WheelTimer(tick=0.01, wheel_size=4)
-        fired: list[tuple[float, int]] = []
-        tasks: dict[int, TimerTask] = {}
-
-        def on_fire(number: int) -> None:
-            fired.append((loop.time(), number))
-            del tasks[number]
-
-        for number in range(2000):
-            tasks[number] = timer.call_later(randomly.expovariate(0.2), on_fire, number)
-            other = randomly.choice(list(tasks))
-            match randomly.randrange(4):
-                case 0:
-                    tasks.pop(other).cancel()
-                case 1:
-                    tasks[other].reschedule(loop.time() + randomly.expovariate(0.5))
-                case 2:
-                    await asyncio.sleep(randomly.expovariate(10.0))
-        while tasks:
-            await asyncio.sleep(1)
-        return fired
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main())
-
-
-def test_same_seed_gives_same_trace_on_loop() -> None:
-    first = trace(1)
-    assert len(first) > 1000
-    assert first == trace(1) != trace(2)

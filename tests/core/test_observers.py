@@ -5,7 +5,7 @@ import asyncio
 from math import inf
 
 import pytest
-from helpers import Listener, Probe, raiser
+from helpers import Listener, Probe, outcome, raiser
 from loops import on_virtual_time
 from renamed import beside_a_renamed_core
 
@@ -138,7 +138,7 @@ async def test_each_end_is_reported_by_one_event(way, keys, timed, reports):
         assert listener.ended == []
         await end(purgatory, operation)
         [ended] = [each for each in listener.ended if each.operation_id == id(operation)]
-    failure = operation._op_result.exception if "raises" in way else None
+    failure = await outcome(operation) if "raises" in way else None
     assert ended.ended_at == pytest.approx(
         begun + (40 if cause is Cause.DEADLINE else 1), abs=0.002
     )
@@ -224,9 +224,7 @@ async def test_starts_are_reported_in_order_and_callers_context():
 
 
 @on_virtual_time
-async def test_raising_observer_does_not_affect_other_observers(
-    reports,
-):
+async def test_raising_observer_does_not_affect_other_observers(reports):
     class Bad(Listener):
         def operation_ended(self, ended):
             raise ZeroDivisionError

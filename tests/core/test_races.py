@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import pytest
-from helpers import Probe, Spy, in_thread, iterations, outcome
-from loops import on_every_loop, on_virtual_time
+from helpers import Probe, in_thread, iterations, outcome
+from invariants import check, deadlines
+from loops import on_every_loop
 
 from purgatory import OperationCancelled, OperationState, Purgatory
 from purgatory.testing import VirtualTimeLoop
@@ -97,8 +98,8 @@ async def verify(race, *ends):
     cancelled = [one for task in race.tasks for one in task.result()]
     assert cancelled in ([], [operation]) and (not cancelled or operation.state is CANCELLED)
     assert sum(race.accepted) <= 1
-    assert statistics.pending == statistics.watched == statistics.keys == purgatory._wheel.size == 0
-    purgatory._check()
+    assert statistics.pending == statistics.watched == statistics.keys == deadlines(purgatory) == 0
+    check(purgatory)
     reference = weakref.ref(operation)
     race.operation = race.owner = race.other = race.tasks = None
     del operation, owner, other, cancelled
@@ -188,48 +189,3 @@ async def test_end_inside_own_hook_has_one_outcome(hook, ending):
     elif hook == "completing" or ending not in ("cancel", "cancel_key", "close"):
         assert race.operation.state is COMPLETED
     await verify(race, ending)
-
-
-@pytest.mark.parametrize("ending", ENDS)
-@pytest.mark.parametrize("hook", ["trying", "completing"])
-async def test_end_inside_hook_of_another_waiter(hook, ending):
-    race = Race()
-    neighbour = Probe(30, name="neighbour")
-    race.purgatory.try_complete_else_watch(neighbour, ["key"])
-    await race.begin()
-
-    def hooked(_):
-        if not race.started:
-            race.end(ending)
-
-    setattr(neighbour, hook, hooked)
-    neighbour.ready = race.operation.ready = True
-    race.purgatory.check_and_complete("key")
-    assert race.started == [ending]
-    assert race.operation.is_completed
-    assert race.operation.state is AT_ONCE.get(ending, race.operation.state)
-    if neighbour.state is not CANCELLED:
-        assert neighbour.state is COMPLETED
-    race.purgatory._check()
-    assert neighbour.calls.count("complete") == (neighbour.state is COMPLETED)
-    await outcome(neighbour)
-    # `verify` counts the ends of one operation alone.
-    statistics = race.purgatory.statistics()
-    assert (
-        statistics.completed + statistics.cancelled == 2
-        and statistics.pending == statistics.watched == 0
-    )
-    await race.owner
-    await race.other
-
-
-@on_virtual_time
-@pytest.mark.parametrize("ending", ["check", "force", "cancel", "cancel_key"])
-async def test_race_with_deadline_leaves_no_timer(ending):
-    spy = Spy(asyncio.get_running_loop())
-    race = Race()
-    await race.begin()
-    assert spy.armed == 1
-    race.end(ending)
-    await iterations(2)
-    assert spy.armed == 0

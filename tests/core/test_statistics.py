@@ -3,13 +3,11 @@
 import asyncio
 
 import pytest
-from helpers import Broken, Probe, counts, start_waits, watch_all
+from helpers import Broken, Probe, counts, start_waits
 from loops import on_virtual_time
 
 from purgatory import (
-    OperationTimeout,
     Purgatory,
-    PurgatoryStatistics,
     ThresholdPurgatory,
     ThresholdStatistics,
 )
@@ -65,44 +63,6 @@ async def test_statistics_are_exact_and_frozen():
 
 
 @on_virtual_time
-async def test_counts_are_exact_inside_every_hook(purgatory):
-    seen = {}
-
-    def look(when):
-        return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
-
-    def make(name, timeout):
-        return Probe(
-            timeout,
-            name=name,
-            trying=look("try"),
-            completing=look("complete"),
-            expiring=look("expire"),
-        )
-
-    watch_all(purgatory, [Probe(90)], ["other"])
-    for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
-        purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
-    assert seen == {
-        ("expires", "try"): (1, 1, 1),
-        ("completes", "try"): (2, 3, 3),
-        ("twin", "try"): (3, 5, 4),
-    }
-    seen.clear()
-    await asyncio.sleep(1.5)
-    operation.ready = True
-    purgatory.check_and_complete("key")
-    assert seen == {
-        ("expires", "try"): (4, 7, 5),
-        ("expires", "complete"): (3, 5, 4),
-        ("expires", "expire"): (3, 5, 4),
-        ("completes", "try"): (3, 5, 4),
-        ("twin", "try"): (3, 5, 4),
-        ("twin", "complete"): (2, 3, 3),
-    }
-
-
-@on_virtual_time
 async def test_snapshot_does_not_change_later():
     async with ThresholdPurgatory("versions") as purgatory:
         nothing = purgatory.statistics()
@@ -128,12 +88,3 @@ async def test_snapshot_does_not_change_later():
         await purgatory.aclose()
         assert counts(purgatory, "cancelled") == (2,) and last.cancelled == 1
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_work_of_wheel_is_counted(purgatory):
-    before = purgatory.statistics()
-    assert isinstance(before, PurgatoryStatistics) and (before.wake_ups, before.moves) == (0, 0)
-    with pytest.raises(OperationTimeout):
-        await purgatory.wait_for(lambda: False, ["key"], timeout=0.05)
-    after = purgatory.statistics()
-    assert after.wake_ups >= 1 and after.moves <= 2 and (after.expired, after.pending) == (1, 0)

@@ -6,11 +6,11 @@ from math import inf
 
 import pytest
 from helpers import Listener as Observer
-from helpers import iterations, outcome, raiser, start_waits
+from helpers import iterations, outcome, start_waits
+from invariants import check
 from loops import on_virtual_time
 
 from purgatory import Cause, Ended, OperationState, ThresholdPurgatory
-from purgatory.metrics import Meter
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 ERROR = KeyError("no")
@@ -76,7 +76,7 @@ async def test_each_end_is_notified_by_one_event(way, timeout):
         end(purgatory, waiting)
         await outcome(waiting)
         [ended] = listener.ended
-        purgatory._check()
+        check(purgatory)
     assert listener.ended == [ended]
     assert ended == Ended(
         purgatory="versions",
@@ -117,84 +117,6 @@ async def test_immediate_wait_is_notified_as_well(timeout):
         1,
     )
     assert len(listener.started) == 2
-
-
-@on_virtual_time
-async def test_crowd_is_notified_as_it_is_woken():
-    listener, meter = Listener(), Meter()
-    async with ThresholdPurgatory("versions", observer=[meter, listener]) as purgatory:
-        waiting = [asyncio.create_task(purgatory.wait("key", 1)) for _ in range(1300)]
-        await asyncio.sleep(1)
-        assert purgatory.advance("key", 1) == 1300
-        assert len(listener.ended) == 512
-        await asyncio.gather(*waiting)
-    [kind] = meter.snapshot()
-    assert kind.outcomes == {(COMPLETED, Cause.KEY): 1300} and kind.kind == "wait"
-    assert listener.started == [ended.operation_id for ended in listener.ended]
-
-
-@on_virtual_time
-async def test_failing_observer_is_reported_and_ends_nothing(reports):
-    listener, bad = Listener(), Listener()
-    bad.operation_ended = bad.operation_started = raiser(ZeroDivisionError())
-    async with ThresholdPurgatory("versions", observer=[bad, listener]) as purgatory:
-        waiting = asyncio.create_task(purgatory.wait("key", 1))
-        await asyncio.sleep(1)
-        purgatory.advance("key", 1)
-        assert await waiting == 1
-    assert len(listener.ended) == 1
-    assert [report["message"].split(" ")[:2] for report in reports] == [
-        ["versions:", "operation_started"], ["versions:", "operation_ended"],
-    ]  # fmt: skip
-
-
-def test_it_may_have_another_loop_later():
-    listener = Listener()
-    purgatory = ThresholdPurgatory(observer=listener)
-
-    async def main():
-        waiting = asyncio.create_task(purgatory.wait("key", 1))
-        await asyncio.sleep(0)
-        purgatory.advance("key", 1)
-        await waiting
-        purgatory.forget("key")
-
-    asyncio.run(main())
-    asyncio.run(main())
-    assert len(listener.ended) == 2
-    with pytest.raises(TypeError, match="observer must have a method"):
-        ThresholdPurgatory(observer=object())
-
-
-class Chain(Listener):
-    """Advances the next key whenever a wait has ended."""
-
-    depth = 0
-
-    def operation_ended(self, ended):
-        super().operation_ended(ended)
-        self.depth += 1
-        assert self.depth == 1
-        self.purgatory.advance(ended.keys[0] + 1, 1)
-        self.depth -= 1
-
-
-@on_virtual_time
-async def test_nested_advances_are_notified_in_order(
-    reports,
-):
-    chain, listener = Chain(), Listener()
-    chain.purgatory = purgatory = ThresholdPurgatory(observer=[chain, listener])
-    waiting = [
-        asyncio.create_task(purgatory.wait(number, 1)) for number in range(500) for _ in range(2)
-    ]
-    await asyncio.sleep(1)
-    assert purgatory.advance(0, 1) == 2
-    assert await asyncio.gather(*waiting) == [1] * 1000
-    assert reports == [] and purgatory.pending == 0
-    assert sorted(ended.keys[0] for ended in listener.ended) == [
-        number for number in range(500) for _ in range(2)
-    ]
 
 
 # Observers that advance thresholds
@@ -254,33 +176,3 @@ async def test_nested_advance_of_same_key_keeps_order():
     await iterations(5)
     assert answered == [(0, 3), (1, 3), (2, 3), (3, 5), (4, 5)]
     assert [ended.ended_at for ended in meddler.ended] == [0.0] * 5
-
-
-@on_virtual_time
-async def test_deeply_nested_advances_keep_order():
-    answered, keys = [], "abcdef"
-    meddlers = [Meddler(lambda ended, key=key: ended.keys == (key,)) for key in keys[:-1]]
-    thresholds = ThresholdPurgatory(observer=meddlers)
-    await start_waits(
-        thresholds, *((key, threshold) for key in keys for threshold in (1, 2)), log=answered
-    )
-    for meddler, key in zip(meddlers, keys[1:], strict=True):
-        meddler.what = lambda key=key: thresholds.advance(key, 2)
-    assert thresholds.advance("a", 2) == 2
-    await iterations(5)
-    assert [which for which, _ in answered] == list(range(12))
-    assert thresholds.pending == 0
-    thresholds._check()
-
-
-@on_virtual_time
-async def test_nested_fail_does_not_change_decided_waits():
-    meddler, answered = Meddler(), []
-    thresholds = ThresholdPurgatory(observer=meddler)
-    error = ValueError()
-    await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4)), log=answered)
-    meddler.what = lambda: thresholds.fail("a", error)
-    assert thresholds.advance("a", 3) == 3
-    await iterations(5)
-    assert answered == [(0, 3), (1, 3), (2, 3), (3, error)]
-    assert [ended.cause for ended in meddler.ended] == [Cause.KEY] * 3 + [Cause.FAILED]
