@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from gzip import decompress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zlib import decompressobj
@@ -17,7 +18,7 @@ import pytest
 from asgi_connection import Connection
 from loops import on_asyncio
 from ports import free_port
-from requirements import need
+from requirements import need, unavailable
 from server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,8 @@ class Front:
 @asynccontextmanager
 async def running(row: Row, folder: Path) -> AsyncIterator[Front]:
     module, *options = row.command
+    if find_spec(module) is None:
+        unavailable(f"needs {module}: pip install {module}")
     server = ServerProcess(
         "-m", module, *options, "service:app", ready="stats", environment=ENVIRONMENT
     )

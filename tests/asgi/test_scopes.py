@@ -182,6 +182,30 @@ async def test_value_present_at_the_end_is_satisfied(wait):
         assert (service.outcome.ending, bool(service.outcome.value)) == (Ending.SATISFIED, True)
 
 
+async def test_operation_whose_hook_is_due_is_satisfied():
+    class Never(DelayedOperation[str]):
+        def try_complete(self) -> bool:
+            return False
+
+        def on_complete(self) -> str:
+            if self is first:
+                second.force_complete()  # its hook is deferred
+                polls.stop()
+            return "value"
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        outcomes.append(await polls.poll(scope).wait(purgatory, second, ["second"]))
+
+    polls, purgatory, outcomes = LongPolls(signals=()), Purgatory[Any](), []
+    first, second = Never(100.0), Never(100.0)
+    request = Request(polls.middleware(answer))
+    purgatory.try_complete_else_watch(first, ["first"])
+    await iterations(5)
+    first.force_complete()
+    await request.done()
+    assert [(each.ending, each.value) for each in outcomes] == [(Ending.SATISFIED, "value")]
+
+
 @on_every_loop
 @pytest.mark.parametrize("wait", WAITS)
 async def test_cancelled_server_scope_ends_the_wait(wait):
