@@ -43,20 +43,6 @@ async def test_hooks_of_check_run_in_checkers_context(purgatory):
 
 
 @on_virtual_time
-async def test_concurrent_checks_keep_their_own_contexts(purgatory):
-    groups = {}
-    for name in ("first", "second"):
-        groups[name] = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name])
-        for operation in groups[name]:
-            operation.ready = True
-    for name in groups:
-        in_context_of(name, purgatory.check_and_complete, name)
-    await iterations(40)
-    for name, operations in groups.items():
-        assert {operation.result() for operation in operations} == {name}
-
-
-@on_virtual_time
 async def test_deferred_hooks_keep_the_context_that_caused_them(purgatory):
     groups = {
         name: watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name])

@@ -6,7 +6,7 @@ import pytest
 from helpers import iterations, outcome
 from loops import on_every_loop, on_virtual_time
 
-from purgatory import OperationCancelled, OperationTimeout, Purgatory
+from purgatory import OperationTimeout, Purgatory
 
 MANY = 2000
 """Enough receivers that answering them takes several iterations of the loop."""
@@ -40,19 +40,6 @@ async def test_counted_receivers_get_value_however_waits_end(how):
     statistics = purgatory.statistics()
     assert (statistics.completed, statistics.expired, statistics.cancelled) == (MANY, 0, 0)
     assert statistics.missed_triggers == 0
-
-
-@on_virtual_time
-@pytest.mark.parametrize("how", ["aclose", "cancel_for_key", "acancel_for_key"])
-async def test_late_receivers_are_cancelled_after_a_delivery(how):
-    purgatory = Purgatory()
-    tasks = await begin_to_receive(purgatory, MANY)
-    assert purgatory.deliver("key", "value") == MANY
-    late = [asyncio.create_task(outcome(purgatory.receive("key"))) for _ in range(3)]
-    await asyncio.sleep(0)
-    await end(purgatory, how)
-    assert [await task for task in tasks] == ["value"] * MANY
-    assert [type(await task) for task in late] == [OperationCancelled] * 3
 
 
 @on_virtual_time

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers import Probe, counts, iterations, outcome, watch_all
+from helpers import counts, iterations, outcome
 from invariants import check
 from loops import on_virtual_time
 
@@ -67,18 +67,6 @@ async def test_a_cancelled_await_may_be_repeated(purgatory):
         assert purgatory.deliver("key", "value") == 1
         assert isinstance(await awaiting, asyncio.CancelledError)
         assert await reply == "value"
-
-
-async def test_a_value_delivered_in_a_hook_counts_once(purgatory):
-    [hook] = watch_all(
-        purgatory,
-        [Probe(completing=lambda _: [purgatory.deliver("key", value) for value in (1, 2)])],
-        ["other"],
-    )
-    with purgatory.expect("key") as reply:
-        hook.force_complete()
-        assert hook.result() == [1, 0]
-    assert await reply == 1, "it has been counted before the block was left"
 
 
 async def test_closing_ends_the_await():

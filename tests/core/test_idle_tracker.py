@@ -108,22 +108,6 @@ async def test_closed_tracker_accepts_nothing_and_leaves_no_timer() -> None:
     check(tracker)
 
 
-@on_virtual_time
-async def test_close_in_on_idle_spares_other_ids() -> None:
-    log: list[int] = []
-
-    def on_idle(id_: int) -> None:
-        log.append(id_)
-        tracker.close()
-
-    tracker = IdleTracker(5, on_idle)
-    for id_ in range(1000):
-        tracker.touch(id_)
-    await asyncio.sleep(20)
-    assert len(log) == 1
-    assert len(tracker) == 0
-
-
 def test_tracker_can_be_closed_without_its_loop() -> None:
     async def main(tracker: IdleTracker[str]) -> None:
         tracker.touch("a")
@@ -240,15 +224,3 @@ TestAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=
 
 
 # Closing and entering again
-
-
-@on_virtual_time
-async def test_closed_and_reopened_tracker_forgets_earlier_ids() -> None:
-    log = IdleLog()
-    tracker: IdleTracker[Any] = IdleTracker(5, log)
-    tracker.touch("a")
-    tracker.close()
-    with tracker:
-        tracker.touch("b")
-        await asyncio.sleep(20)
-    assert log.ids == ["b"]

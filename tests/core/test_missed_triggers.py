@@ -48,17 +48,6 @@ async def test_deadline_during_check_is_no_missed_trigger(listener):
         nothing_was_missed(purgatory, operations)
 
 
-@on_virtual_time
-async def test_deadline_during_delivery_is_no_missed_trigger(listener):
-    async with Purgatory("delivery", observer=listener) as purgatory:
-        tasks = [asyncio.create_task(purgatory.receive("key", 5)) for _ in range(MANY)]
-        await asyncio.sleep(1)
-        assert purgatory.deliver("key", "value") == MANY
-        let_time_pass(10)
-        assert await asyncio.gather(*tasks) == ["value"] * MANY
-        assert purgatory.statistics().missed_triggers == 0
-
-
 def complete(purgatory, others, *, by_thread=False):
     def hook(_):
         for other in others:

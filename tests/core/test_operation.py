@@ -98,21 +98,6 @@ async def test_early_result_is_an_invalid_state_error():
         assert early == [True] and other.result() == ""
 
 
-async def test_operation_claimed_in_hook_waits_for_own_hook(purgatory):
-    second = Probe(30, name="second")
-    awaiters = []
-
-    def completing(_):
-        second.force_complete()
-        awaiters.append(asyncio.create_task(outcome(second)))
-
-    first = Probe(30, completing=completing)
-    for operation in (first, second):
-        purgatory.try_complete_else_watch(operation, ["key"])
-    first.force_complete()
-    assert await asyncio.wait_for(awaiters[0], 5) == "second"
-
-
 # Time
 
 

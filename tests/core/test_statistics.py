@@ -7,7 +7,6 @@ from helpers import Broken, Probe, counts, start_waits
 from loops import on_virtual_time
 
 from purgatory import (
-    Purgatory,
     ThresholdPurgatory,
     ThresholdStatistics,
 )
@@ -19,47 +18,6 @@ async def test_repeated_key_counts_once(purgatory):
     assert counts(purgatory) == (1, 2, 2)
     assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
     assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
-
-
-@on_virtual_time
-async def test_statistics_are_exact_and_frozen():
-    async with Purgatory("letters") as purgatory:
-        waiting = [Probe(2) for _ in range(9)]
-        for number, operation in enumerate(waiting):
-            purgatory.try_complete_else_watch(operation, ["all", number // 3])
-        purgatory.try_complete_else_watch(Probe(ready=True), ["all"])
-        purgatory.try_complete_else_watch(Probe(0), ["all"])
-        waiting[0].ready = waiting[8].ready = True
-        assert purgatory.check_and_complete(0) == 1
-        waiting[1].force_complete()
-        waiting[2].cancel()
-        assert purgatory.cancel_for_key(1) == waiting[3:6]
-        statistics = purgatory.statistics()
-        expected = {
-            "pending": 3,
-            "watched": 6,
-            "keys": 2,
-            "completed": 3,
-            "expired": 1,
-            "cancelled": 4,
-            "missed_triggers": 0,
-        }
-        assert {
-            name: getattr(statistics, name) for name in expected
-        } == expected and statistics.name == "letters"
-        with pytest.raises(AttributeError):
-            statistics.pending = 5
-        await asyncio.sleep(3)
-        expected |= {
-            "pending": 0,
-            "watched": 0,
-            "keys": 0,
-            "completed": 4,
-            "expired": 3,
-            "missed_triggers": 1,
-        }
-        assert {name: getattr(purgatory.statistics(), name) for name in expected} == expected
-        assert statistics.pending == 3
 
 
 @on_virtual_time

@@ -361,22 +361,3 @@ def test_overdue_entries_keep_their_own_ticks() -> None:
     for when in (49, 12, 31.5, 50, 12):
         wheel.put(when, when, now=50)
     assert wheel.all_due(50) == [12, 12, 31.5, 49, 50]
-
-
-# Arguments
-
-
-@pytest.mark.parametrize("wheel_size", [2, 2**62])
-def test_extreme_wheel_sizes_work(wheel_size: int) -> None:
-    wheel = WatchedWheel(wheel_size=wheel_size)
-    for when in (1, 2, 9, 5000, 1e15):
-        wheel.put(when, when)
-    assert [wheel.all_due(now) for now in (1, 2, 8, 9, 4999, 5000)] == [
-        [1],
-        [2],
-        [],
-        [9],
-        [],
-        [5000],
-    ]
-    assert wheel.all_due(1e15) == [1e15]

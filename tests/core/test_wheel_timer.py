@@ -31,43 +31,6 @@ def nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "whens",
-    [
-        [0.05],
-        [0.01],
-        [0.05, 0.01],
-        [0.01, 0.05],
-        [0.02],
-        [math.inf, 0.03],
-        [0.001, math.inf, 0.05],
-        [1e9, 0.02],
-    ],
-    ids=str,
-)
-@on_virtual_time
-async def test_rescheduled_callback_comes_once_at_last_time(whens: list[float]) -> None:
-    loop = asyncio.get_running_loop()
-    timer, seen = WheelTimer(wheel_size=4), list[float]()
-    now = loop.time()
-    task = timer.call_at(now + 0.02, lambda: seen.append(loop.time()))
-    for when in whens:
-        task.reschedule(now + when)
-        assert task.when() == now + when
-        assert timer.size == 1
-    await fired(timer, now + 0.08)
-    assert len(seen) == 1
-    assert seen[0] >= now + whens[-1]
-
-
-@pytest.mark.parametrize("when", [-1.0, -math.inf, 0.0])
-async def test_callback_rescheduled_to_past_comes_next_iteration(when: float) -> None:
-    timer, seen = WheelTimer(), list[int]()
-    timer.call_later(1000, seen.append, 1).reschedule(when)
-    await iterations(3)
-    assert seen == [1]
-
-
-@pytest.mark.parametrize(
     ("end", "words"),
     [("cancelled", "it was cancelled"), ("called", "its callback has been called")],
 )
