@@ -1,7 +1,6 @@
 """The adapter between shards and Spark, without Spark: rows are packed, state is in pages, and
 nothing of it is left over."""
 
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
 from shards import operations_batch, signals_batch
 
-from purgatory.pipeline.streaming import _processor
 from purgatory.pipeline.streaming._events import (
     DECISIONS,
     Operation,
@@ -24,7 +22,6 @@ from purgatory.pipeline.streaming._events import (
 )
 from purgatory.pipeline.streaming._packing import pack_operations, pack_signals, unpack_decisions
 from purgatory.pipeline.streaming._processor import (
-    OLD_PAGES,
     ShardProcessor,
     ShardsChanged,
     send_code_to_workers,
@@ -139,50 +136,6 @@ def test_full_pages_are_rehashed_without_loss() -> None:
     )
     tws.setWatermark(30)
     assert (entries(tws, "operations"), entries(tws, "agenda")) == (0, 0)
-
-
-def test_checkpoint_with_fixed_pages_continues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tws = simulated()
-    monkeypatch.setattr(_processor, "INITIAL_PAGES", OLD_PAGES)
-    names = [f"o{number}" for number in range(50)]
-    tws.test(SHARD, [row(operations=[operation(name, key=name) for name in names])])
-    tws.setWatermark(1)
-    *before, slices, timer = tws.peekValueState("shard", SHARD)
-    tws.updateValueState("shard", SHARD, (*before, pickle.dumps(pickle.loads(slices)[0]), timer))
-    monkeypatch.undo()
-
-    tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
-    assert sorted(brief(tws.setWatermark(3))) == sorted(
-        ("completed", name, 3_000, [name]) for name in names
-    )
-
-
-def test_checkpoint_with_events_as_tuples_continues() -> None:
-    tws = simulated()
-    tws.test(SHARD, [row(operations=[operation("a"), operation("b", key="y")])])
-    ((chunk, (registrations, _)),) = tws.peekMapState("agenda", SHARD).items()
-    assert registrations == 2
-    old = [
-        (1_000, 1, ("a", (("x", 1),), "all", 1_000, 20_000)),
-        (1_000, 1, ("b", (("y", 1), ("z", 2)), "all", 1_000, 20_000, ("topic", 3, 4))),
-        (5_000, 0, "x", 1),
-        (6_000, 2, "nobody"),
-    ]
-    tws.updateMapState("agenda", SHARD, {chunk: (2, pickle.dumps(old))})
-    width, number, _ = chunk
-    *before, slices, timer = tws.peekValueState("shard", SHARD)
-    tws.updateValueState(
-        "shard",
-        SHARD,
-        (*before, pickle.dumps(({(width, number): (1, 1_000)}, pickle.loads(slices)[1])), timer),
-    )
-
-    assert sorted(brief(tws.setWatermark(20))) == [
-        ("completed", "a", 5_000, ["x"]),
-        ("expired", "b", 20_000, []),
-    ]
 
 
 def test_another_number_of_shards_is_refused() -> None:

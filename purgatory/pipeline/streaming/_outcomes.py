@@ -93,6 +93,8 @@ END_OF_TIME: Final = 253_402_300_800_000_000
 instant."""
 YEAR_1: Final = -62_135_596_800_000_000
 """The start of the year 1, in microseconds since 1970."""
+WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
+"""With `max` the input that is ahead moves event time, and the other input's rows become late."""
 TOPIC_COLUMNS: Final = (*ORIGIN.names, "problem")
 
 
@@ -132,8 +134,15 @@ def outcomes(
 
     Raises:
         ValueError: a DataFrame is not streaming, lacks a column, or has a column of another type;
-            or a number is out of bounds.
+            a number is out of bounds; or the session's
+            `spark.sql.streaming.multipleWatermarkPolicy` is not `min`.
     """
+    policy = operations.sparkSession.conf.get(WATERMARK_POLICY, "min")
+    if policy != "min":
+        raise ValueError(
+            f"{WATERMARK_POLICY} must be min, got {policy}: rows of the input that is behind "
+            "would be late"
+        )
     if shards < 1:
         raise ValueError(f"shards must be at least 1, got {shards!r}")
     if not 0 <= delay < float("inf"):

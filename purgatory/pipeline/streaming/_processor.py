@@ -69,9 +69,6 @@ SHARD: Final = (
 PAGE: Final = "waiting int, entries binary"
 CHUNK: Final = "registrations int, events binary"
 
-OLD_PAGES: Final = 4096
-"""How many pages each store has in checkpoints from when the number was fixed."""
-
 
 class ShardsChanged(Exception):
     """A checkpoint was written with another number of shards, which the message has."""
@@ -178,10 +175,8 @@ class ShardProcessor(StatefulProcessor):
                 f"cannot continue with {self.shards} shards: the checkpoint was written with "
                 f"{shards}"
             )
-        kept = pickle.loads(slices)
-        if isinstance(kept, dict):
-            kept = kept, ((OLD_PAGES, 0), (OLD_PAGES, 0))
-        return Counts(*counts), kept[0], timer, kept[1]
+        owned, sizes = pickle.loads(slices)
+        return Counts(*counts), owned, timer, sizes
 
 
 _row = Row("decisions", "shard", "due", *COUNTS)

@@ -12,7 +12,6 @@ from pyspark.sql.streaming.stateful_processor import MapState
 from purgatory._core.threshold_queue import UNKNOWN
 from purgatory.pipeline.streaming._event_queue import Events
 from purgatory.pipeline.streaming._events import (
-    NOWHERE,
     REGISTRATIONS,
     SIGNALS,
     from_bytes,
@@ -151,11 +150,8 @@ class ChunkStore:
 
 
 def load_events(data: bytes | pa.Buffer) -> Events:
-    """The inverse of `dump_events`. Older checkpoints have a list of tuples instead."""
-    kept = pickle.loads(data)
-    if isinstance(kept, list):
-        return _events_of(kept)
-    signals, registrations, *others = kept
+    """The inverse of `dump_events`."""
+    signals, registrations, *others = pickle.loads(data)
     return Events(
         [from_bytes(each, SIGNALS) for each in signals],
         [from_bytes(each, REGISTRATIONS) for each in registrations],
@@ -170,26 +166,6 @@ def dump_events(events: Events) -> bytes:
     )
     checks = (events.checks,) if events.checks else ()
     return pickle.dumps((signals, registrations, events.deadlines, *checks))
-
-
-def _events_of(rows: list[tuple[Any, ...]]) -> Events:
-    """Of rows (instant, 0, key, value), (instant, 1, operation) and (instant, 2, operation_id)."""
-    signals = [
-        {"at": at, "key": rest[0], "value": rest[1]} for at, kind, *rest in rows if kind == 0
-    ]
-    registrations = []
-    for at, kind, *rest in rows:
-        if kind == 1:
-            operation_id, requirements, mode, registered_at, deadline, *origin = rest[0]
-            keys, thresholds = zip(*requirements, strict=True)
-            where = origin[0] if origin else NOWHERE
-            fields = (at, operation_id, keys, thresholds, mode, registered_at, deadline, *where)
-            registrations.append(dict(zip(REGISTRATIONS.names, fields, strict=True)))
-    return Events(
-        [pa.RecordBatch.from_pylist(signals, schema=SIGNALS)] if signals else [],
-        [pa.RecordBatch.from_pylist(registrations, schema=REGISTRATIONS)] if registrations else [],
-        [(at, rest[0]) for at, kind, *rest in rows if kind == 2],
-    )
 
 
 PENDING: Final = pa.schema(

@@ -267,3 +267,12 @@ def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: P
         outcomes(operations, signals, delay=float("nan"))
     narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
     assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming
+
+
+def test_session_whose_fastest_input_counts_is_refused(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
+    rows = session.readStream.format("rate").load()
+
+    with pytest.raises(ValueError, match="multipleWatermarkPolicy must be min, got max"):
+        outcomes(rows, rows)
