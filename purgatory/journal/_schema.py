@@ -60,8 +60,7 @@ of the operations that they tried and completed.
 
 - `part`: the number of the file in its run. A second during which a file was finished has a row in
   that file and one in the next; add them up. So `run_id`, `purgatory`, `key`, `second` and `part`
-  identify a row: two rows with the same values are copies. Journals of earlier versions lack the
-  column; readers use 0.
+  identify a row: two rows with the same values are copies.
 """
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}

@@ -12,9 +12,14 @@ from typing import Final
 
 from purgatory._core.errors import how_to_install
 from purgatory.pipeline import _interrupts
-from purgatory.pipeline._errors import NoJournal, SparkUnavailable
-from purgatory.pipeline._programs import Program, run_program
-from purgatory.pipeline._shown import shown, without_secrets
+from purgatory.pipeline._programs import (
+    NoJournal,
+    Program,
+    SparkUnavailable,
+    run_program,
+    shown,
+    without_secrets,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.journal import RUNS
-from purgatory.pipeline._errors import NoJournal
+from purgatory.pipeline._programs import NoJournal
 
+PARQUET: Final = (".parquet", ".pq")
+"""The endings of the names of files that are read."""
 COMPACTED: Final = "compacted-"
 """The prefix of the names of files that replace others."""
 REPLACES: Final = b"purgatory.replaces"
 """The key in the footer of such a file under which the names of those others are, as a list in
 JSON."""
+SCHEME: Final = re.compile(r"[\w+.-]+:(//[^/]*)?")
+"""The scheme and the host of a URI."""
 RUN_COUNTER: Final = re.compile(rb"([0-9]{1,20})\n?")
 """The content of a file in the folder ``runs``."""
 MAX_RUN_COUNTER: Final = 22
@@ -62,7 +66,9 @@ class Listing:
 
     sizes: dict[str, int]
     """In bytes, by the full name; 0 where it is not known."""
-    replaced: frozenset[str]
+    others: list[str]
+    """The full names of the files that are no Parquet, by their names."""
+    replaced: frozenset[str] = frozenset()
     """The full names of the files that are there, and that another one replaces."""
 
 
@@ -70,8 +76,8 @@ class Storage(Protocol):
     """Folders and files, by full names."""
 
     def sizes(self, folder: str) -> dict[str, int] | None:
-        """The sizes of the files of a folder by their names in it, without hidden ones; `None` if
-        it is not there."""
+        """The sizes of all files below a folder by their names in it, such as
+        ``day=2026-11-25/part-0.parquet``, without hidden ones; `None` if it is not there."""
         ...
 
     def read(self, file: str, limit: int) -> bytes:
@@ -103,9 +109,13 @@ class Local:
         sizes = {}
         with os.scandir(folder) as entries:
             for each in entries:
+                if is_hidden(each.name):
+                    continue
                 with suppress(FileNotFoundError):  # it was compacted just now
-                    if each.is_file() and not is_hidden(each.name):
+                    if each.is_file():
                         sizes[each.name] = each.stat().st_size
+                    elif each.is_dir():
+                        sizes |= within(each.name, self.sizes(each.path))
         return sizes
 
     def read(self, file: str, limit: int) -> bytes:
@@ -145,8 +155,24 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Spark and we leave a file out, by its name."""
-    return name.startswith((".", "_"))
+    """Whether Spark and we leave a file or a folder out, by its name."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def within(folder: str, sizes: dict[str, int] | None) -> dict[str, int]:
+    """The sizes by names that begin with that of the folder."""
+    return {f"{folder}/{name}": size for name, size in (sizes or {}).items()}
+
+
+def relative(path: str, folder: str) -> str:
+    """The name of a file in a folder, wherever a path or a URI names another host for it."""
+    depth = len(_parts(folder))
+    return "/".join(_parts(path)[depth:])
+
+
+def _parts(path: str) -> list[str]:
+    scheme = SCHEME.match(path)
+    return [part for part in path[scheme.end() if scheme else 0 :].split("/") if part]
 
 
 def is_visible(name: str) -> bool:
@@ -160,9 +186,9 @@ def is_compacted(file: str) -> bool:
     return file.rsplit("/", 1)[-1].startswith(COMPACTED)
 
 
-def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
+def list_files(storage: Storage, journal: str, folder: str) -> tuple[dict[str, int], list[str]]:
     """The sizes of the Parquet files of a folder of a journal, by their full names, in the order of
-    those.
+    those; and the other files.
 
     Raises:
         NoJournal: it has no folder ``operations``.
@@ -170,24 +196,9 @@ def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
     found = storage.sizes(f"{journal}/{folder}")
     if found is None and folder == "operations":
         raise NoJournal(f"cannot read {journal!r} as a journal: it has no folder 'operations'")
-    return {
-        f"{journal}/{folder}/{name}": size
-        for name, size in sorted((found or {}).items())
-        if is_visible(name)
-    }
-
-
-def size(storage: Storage, journals: Iterable[str]) -> int:
-    """How many bytes the files of journals have.
-
-    Raises:
-        NoJournal: a journal has no folder ``operations``.
-    """
-    return sum(
-        sum(list_files(storage, name, folder).values())
-        for name in journals
-        for folder in ("operations", "checks")
-    )
+    sizes = within(f"{journal}/{folder}", dict(sorted((found or {}).items())))
+    files = {file: size for file, size in sizes.items() if file.endswith(PARQUET)}
+    return files, [file for file in sizes if file not in files]
 
 
 def replaced_by(file: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Reads journals while they are written and compacted: each row once, each file whole or not at
 all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -9,7 +9,6 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline._errors import NoJournal
 from purgatory.pipeline._files import (
     Listing,
     Storage,
@@ -18,7 +17,7 @@ from purgatory.pipeline._files import (
     list_files,
     run_counters,
 )
-from purgatory.pipeline._shown import without_secrets
+from purgatory.pipeline._programs import NoJournal, without_secrets
 
 ATTEMPTS: Final = 5
 """The attempts at reading a journal while it is compacted."""
@@ -26,10 +25,16 @@ FILES: Final = pa.schema(
     [
         ("folder", pa.string()),
         ("file", pa.string()),
-        ("damage", pa.string()),
-        ("is_replaced", pa.bool_()),
+        ("state", pa.string()),
+        ("reason", pa.string()),
     ]
 )
+READ: Final = "files"
+REPLACED: Final = "files compacted"
+UNREADABLE: Final = "files unreadable"
+PASSED_OVER: Final = "files passed over"
+"""The states of files, as the table ``reconciliation`` names them."""
+NOT_PARQUET: Final = "its name does not end with .parquet or .pq"
 TALLIES: Final = pa.schema([("run_id", pa.string()), ("ended", pa.int64())])
 
 
@@ -78,23 +83,92 @@ class Account:
     def damaged(self) -> dict[str, str]:
         """The reason for each file that cannot be read."""
         return {
-            row["file"]: row["damage"]
+            row["file"]: row["reason"]
             for row in self.files.to_pylist()
-            if row["damage"] is not None
+            if row["state"] == UNREADABLE
         }
 
 
-def read_journals(
-    source: Source, journals: Sequence[str], folders: Sequence[str] = tuple(FOLDERS)
-) -> Account:
-    """Reads all rows of some folders of journals, each row once, even while they are compacted.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of journals, listed once."""
+
+    journals: list[str]
+    listings: dict[str, dict[str, Listing]]
+    """The files of each journal, by folder."""
+
+    @classmethod
+    def of(cls, storage: Callable[[str], Storage], journals: Sequence[str]) -> "Snapshot":
+        """Lists the files of journals.
+
+        Args:
+            storage: the file system of a path or a URI.
+            journals: paths or URIs, as `distinct` returns them.
+
+        Raises:
+            NoJournal: a journal has no folder ``operations``.
+        """
+        found = cls._listed(storage, journals)
+        # A compaction may delete a file before it is listed, and write the file that replaces it
+        # after that.
+        while (again := cls._listed(storage, journals)).compacted() - found.compacted():
+            found = again
+        return found
+
+    @classmethod
+    def _listed(cls, storage: Callable[[str], Storage], journals: Sequence[str]) -> "Snapshot":
+        return cls(
+            [*journals],
+            {
+                folder: {
+                    name: Listing(*list_files(storage(name), name, folder)) for name in journals
+                }
+                for folder in FOLDERS
+            },
+        )
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The sizes of the files of a folder of all journals."""
+        found = self.listings[folder].values()
+        return {file: size for listing in found for file, size in listing.sizes.items()}
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(sum(self.sizes(folder).values()) for folder in self.listings)
+
+    def compacted(self) -> set[str]:
+        """The files that replace others."""
+        return {
+            file for folder in self.listings for file in self.sizes(folder) if is_compacted(file)
+        }
+
+    def without_replaced(self, source: Source) -> "Snapshot":
+        """The files that no other one replaces."""
+        replaced = source.replaced_by(sorted(self.compacted()))
+        return Snapshot(
+            self.journals,
+            {
+                folder: {name: _without(listing, replaced) for name, listing in listings.items()}
+                for folder, listings in self.listings.items()
+            },
+        )
+
+
+def _without(listing: Listing, replaced: set[str]) -> Listing:
+    sizes = {file: size for file, size in listing.sizes.items() if file not in replaced}
+    return Listing(sizes, listing.others, frozenset(listing.sizes.keys() & replaced))
+
+
+def read_journals(source: Source, journals: Sequence[str]) -> Account:
+    """Reads all rows of journals, each row once, even while they are compacted.
 
     Raises:
         NoJournal: a journal has no folder ``operations``, or is compacted all the time.
     """
     for _ in range(ATTEMPTS):
         with suppress(Vanished):
-            return _read(source, journals, folders)
+            return read_snapshot(source, Snapshot.of(source.storage, journals))
     raise is_compacted_all_the_time(journals)
 
 
@@ -105,38 +179,25 @@ def is_compacted_all_the_time(journals: Sequence[str]) -> NoJournal:
     )
 
 
-def _read(source: Source, journals: Sequence[str], folders: Sequence[str]) -> Account:
-    found = {
-        folder: {name: _listing(source, name, folder) for name in journals} for folder in folders
-    }
-    damaged = {folder: source.read(folder, listings) for folder, listings in found.items()}
-    # A compaction may delete a file before it is listed, and write the file that replaces it after
-    # that folder was listed.
-    for folder, listings in found.items():
-        for name, listing in listings.items():
-            now = list_files(source.storage(name), name, folder)
-            if not set(filter(is_compacted, now)) <= listing.sizes.keys():
-                raise Vanished(folder)
-    lines = [
-        {
-            "folder": folder,
-            "file": without_secrets(file),
-            "damage": damaged[folder].get(file),
-            "is_replaced": file in listing.replaced,
-        }
-        for folder, listings in found.items()
-        for listing in listings.values()
-        for file in (*listing.sizes, *listing.replaced)
-    ]
-    return Account(pa.Table.from_pylist(lines, FILES), _tallies(source, journals))
+def read_snapshot(source: Source, snapshot: Snapshot) -> Account:
+    """Reads all rows of the files that were listed.
 
-
-def _listing(source: Source, journal: str, folder: str) -> Listing:
-    sizes = list_files(source.storage(journal), journal, folder)
-    replaced = source.replaced_by([file for file in sizes if is_compacted(file)]) & sizes.keys()
-    return Listing(
-        {file: size for file, size in sizes.items() if file not in replaced}, frozenset(replaced)
-    )
+    Raises:
+        Vanished: a file was deleted meanwhile.
+    """
+    lines: list[tuple[str, str, str, str | None]] = []
+    for folder, listings in snapshot.without_replaced(source).listings.items():
+        damaged = source.read(folder, listings)
+        for listing in listings.values():
+            for file in listing.sizes:
+                state = UNREADABLE if file in damaged else READ
+                lines.append((folder, file, state, damaged.get(file)))
+            lines += [(folder, file, REPLACED, None) for file in sorted(listing.replaced)]
+            lines += [(folder, file, PASSED_OVER, NOT_PARQUET) for file in listing.others]
+    columns = [*zip(*lines, strict=True)] or [()] * len(FILES)
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, FILES.types, strict=True)]
+    arrays[1] = pa.array([without_secrets(file) for file in arrays[1].to_pylist()], pa.string())
+    return Account(pa.Table.from_arrays(arrays, schema=FILES), _tallies(source, snapshot.journals))
 
 
 def _tallies(source: Source, journals: Sequence[str]) -> pa.Table:

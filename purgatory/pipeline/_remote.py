@@ -11,7 +11,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from purgatory.pipeline._files import Local, Storage, first_line, is_hidden, is_uri
+from purgatory.pipeline._files import (
+    Local,
+    Storage,
+    first_line,
+    is_hidden,
+    is_uri,
+    relative,
+    within,
+)
 from purgatory.pipeline._session import literal
 
 
@@ -46,10 +54,16 @@ class Hadoop:
             files, path = self._at(folder)
             if not files.exists(path):
                 return None
-            found = ((each.getPath().getName(), each) for each in files.listStatus(path))
-            return {
-                name: each.getLen() for name, each in found if each.isFile() and not is_hidden(name)
-            }
+            sizes: dict[str, int] = {}
+            for each in files.listStatus(path):
+                name = each.getPath().getName()
+                if is_hidden(name):
+                    continue
+                if each.isFile():
+                    sizes[name] = each.getLen()
+                else:
+                    sizes |= within(name, self.sizes(f"{folder}/{name}"))
+            return sizes
 
     def read(self, file: str, limit: int) -> bytes:
         with _one_line_errors(f"cannot read {file!r}"):
@@ -115,15 +129,16 @@ class Connected:
     def sizes(self, folder: str) -> dict[str, int] | None:
         try:
             # The reader of binary files leaves out empty ones.
-            found = self._spark.read.text(literal(folder)).inputFiles()
-            files = self._spark.read.format("binaryFile").load(literal(folder))
+            reader = self._spark.read.option("recursiveFileLookup", "true")
+            found = reader.text(literal(folder)).inputFiles()
+            files = reader.format("binaryFile").load(literal(folder))
             sizes = {row.path: row.length for row in files.select("path", "length").collect()}
         except AnalysisException as error:
             if error.getCondition() == "PATH_NOT_FOUND":
                 return None
             raise
-        names = {path.rpartition("/")[2]: size for path, size in sizes.items()}
-        listed = (unquote(each.rpartition("/")[2]) for each in found)
+        names = {relative(path, folder): size for path, size in sizes.items()}
+        listed = (relative(unquote(each), folder) for each in found)
         return {name: names.get(name, 0) for name in listed}
 
     def read(self, file: str, limit: int) -> bytes:

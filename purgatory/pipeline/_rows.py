@@ -42,8 +42,14 @@ TYPES: Final = {
     for folder, schema in FOLDERS.items()
 }
 """The columns of a folder, as `read` returns them."""
-DEFAULTS: Final = {"part": 0}
-"""The columns that journals of earlier versions lack, and their default values."""
+OPTIONS: Final[dict[str, Any]] = {
+    "page_checksum_verification": True,
+    "coerce_int96_timestamp_unit": "us",
+}
+"""The options of the reader."""
+INSTANT: Final = pa.timestamp("us", "UTC")
+NOT_ON_SPARK: Final = "timeUnit=nanoseconds"
+"""Words in the type of a column that Spark cannot read."""
 SMALL_FILE_BYTES: Final = 1024 * 1024
 """The size of a file up to which it is read at once."""
 FEW_ROWS: Final = 1000
@@ -146,10 +152,11 @@ def rows_of(part: Part, folder: str, source_of: SourceOf = _by_path) -> pa.Table
                 return _rows_of_content(source.read_buffer(), folder)
             schema = FOLDERS[folder]
             metadata = pq.read_metadata(source)
-            _check_columns(metadata.schema.to_arrow_schema(), folder)
+            _check_columns(_as_utc(metadata.schema.to_arrow_schema(), metadata), folder)
             parquet = _with_dictionaries(source, metadata, schema)
             groups = range(parquet.num_row_groups) if part.groups is None else part.groups
-            return _select_columns(parquet.read_row_groups(groups, columns=schema.names), folder)
+            rows = parquet.read_row_groups(groups, columns=schema.names)
+            return _select_columns(rows, folder, metadata)
     except FileNotFoundError:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
@@ -163,20 +170,17 @@ def unreadable(error: BaseException) -> Damaged:
 
 def _rows_of_content(content: pa.Buffer, folder: str) -> pa.Table:
     schema, source = FOLDERS[folder], pa.BufferReader(content)
-    parquet = pq.ParquetFile(source, page_checksum_verification=True)
+    parquet = pq.ParquetFile(source, **OPTIONS)
     if parquet.metadata.num_rows > FEW_ROWS:
         parquet = _with_dictionaries(source, parquet.metadata, schema)
     are_all = parquet.metadata.num_columns == len(schema)
-    return _select_columns(
-        parquet.read(None if are_all else schema.names, use_threads=False), folder
-    )
+    rows = parquet.read(None if are_all else schema.names, use_threads=False)
+    return _select_columns(rows, folder, parquet.metadata)
 
 
 def _with_dictionaries(source: Any, metadata: pq.FileMetaData, schema: pa.Schema) -> pq.ParquetFile:
     few = [name for name in schema.names if name in DICTIONARIES]
-    return pq.ParquetFile(
-        source, metadata=metadata, read_dictionary=few, page_checksum_verification=True
-    )
+    return pq.ParquetFile(source, metadata=metadata, read_dictionary=few, **OPTIONS)
 
 
 def check_values(rows: pa.Table) -> None:
@@ -218,22 +222,35 @@ def _cast(rows: pa.Table, folder: str) -> pa.Table:
     return rows if rows.schema == schema else rows.combine_chunks().cast(schema)
 
 
-def _select_columns(rows: pa.Table, folder: str) -> pa.Table:
+def _select_columns(rows: pa.Table, folder: str, metadata: pq.FileMetaData) -> pa.Table:
     """The columns of the folder, if they are there."""
     if rows.schema == FOLDERS[folder]:
         return rows
-    _check_columns(rows.schema, folder)
-    for name in DEFAULTS.keys() & (set(FOLDERS[folder].names) - {*rows.column_names}):
-        rows = rows.append_column(name, pa.repeat(DEFAULTS[name], rows.num_rows))
+    schema = _as_utc(rows.schema, metadata)
+    _check_columns(schema, folder)
+    rows = rows if schema == rows.schema else rows.cast(schema)
     return rows.select(FOLDERS[folder].names)
+
+
+def _as_utc(schema: pa.Schema, metadata: pq.FileMetaData) -> pa.Schema:
+    """The schema with all instants in microseconds in UTC: of any unit and zone, and of INT96, which
+    Spark writes in UTC. Timestamps without a zone stay as they are."""
+    columns = map(metadata.schema.column, range(len(metadata.schema)))
+    int96 = {column.path for column in columns if column.physical_type == "INT96"}
+    return pa.schema(
+        [
+            field.with_type(INSTANT)
+            if pa.types.is_timestamp(field.type) and (field.type.tz or field.name in int96)
+            else field
+            for field in schema
+        ]
+    )
 
 
 def _check_columns(found: pa.Schema, folder: str) -> None:
     types = {field.name: type_name(field.type) for field in found}
     for field_ in FOLDERS[folder]:
         is_, should_be = types.get(field_.name), type_name(field_.type)
-        if is_ is None and field_.name in DEFAULTS:
-            continue
         if is_ is None:
             raise Damaged(f"has no column {field_.name}")
         if found.names.count(field_.name) > 1:
@@ -292,6 +309,15 @@ def _damaged_of(files: Sequence[str], folder: str, *, whole: bool) -> dict[str, 
     return found
 
 
+def _check_for_spark(metadata: pq.FileMetaData, folder: str) -> None:
+    schema = metadata.schema.to_arrow_schema()
+    if schema != FOLDERS[folder]:
+        _check_columns(_as_utc(schema, metadata), folder)
+        for column in map(metadata.schema.column, range(len(metadata.schema))):
+            if NOT_ON_SPARK in str(column.logical_type):
+                raise Damaged(f"column {column.path} has nanoseconds, which Spark cannot read")
+
+
 def check_footer(file: str, folder: str) -> None:
     """Checks the columns of a file, and their types.
 
@@ -301,9 +327,7 @@ def check_footer(file: str, folder: str) -> None:
     """
     try:
         with pa.OSFile(file) as source:
-            schema = pq.read_metadata(source).schema.to_arrow_schema()
-            if schema != FOLDERS[folder]:
-                _check_columns(schema, folder)
+            _check_for_spark(pq.read_metadata(source), folder)
     except FileNotFoundError:
         raise Vanished(file) from None
     except UNREADABLE as error:
@@ -314,7 +338,7 @@ def check_footer(file: str, folder: str) -> None:
 
 
 def damaged_on_workers(batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[pa.RecordBatch]:
-    """The files that cannot be read: columns `name` and `damage`.
+    """The files that cannot be read: columns `path` and `damage`.
 
     Args:
         batches: `path` and `content` of files.
@@ -322,14 +346,15 @@ def damaged_on_workers(batches: Iterator[pa.RecordBatch], folder: str) -> Iterat
     for batch in batches:
         for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
             try:
-                check_values(_rows_of_content(content.as_buffer(), folder))
+                buffer = content.as_buffer()
+                _check_for_spark(pq.read_metadata(pa.BufferReader(buffer)), folder)
+                check_values(_rows_of_content(buffer, folder))
                 continue
             except Damaged as error:
                 damage = str(error)
             except UNREADABLE as error:
                 damage = str(unreadable(error))
-            name = path.as_py().rpartition("/")[2]
-            yield pa.RecordBatch.from_pydict({"name": [name], "damage": [damage]})
+            yield pa.RecordBatch.from_pydict({"path": [path.as_py()], "damage": [damage]})
 
 
 def replaced_on_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

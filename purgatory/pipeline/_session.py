@@ -21,9 +21,8 @@ from typing import IO, Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline._errors import SparkUnavailable
 from purgatory.pipeline._interrupts import deferred
-from purgatory.pipeline._shown import without_secrets
+from purgatory.pipeline._programs import SparkUnavailable, without_secrets
 
 JAVA_NEEDED: Final = 17
 JAVA_ADVICE: Final = (

@@ -53,8 +53,8 @@ from purgatory.pipeline._files import (
     is_visible,
     replaced_names,
 )
+from purgatory.pipeline._programs import shown
 from purgatory.pipeline._rows import nullable, read, unreadable
-from purgatory.pipeline._shown import shown
 
 Files = dict[str, os.stat_result]
 """Files of a folder, by their names in it."""

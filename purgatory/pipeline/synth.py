@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._programs import add_master_option
 from purgatory.pipeline._schemas import CHECKS, OPERATIONS
 from purgatory.pipeline._session import spark_session
 

@@ -220,6 +220,26 @@ def test_earlier_report_survives_later_failure(
     assert [row.operations for row in table(out, "timeouts")] == [2]
 
 
+def test_files_of_partitions_are_read_others_named(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "day=2026-11-25/hour=7/part-0", [operation(0), operation(1)])
+    write(journal, "operations", "_temporary/part-0", [operation(2)])
+    folder = journal / "operations"
+    write(journal, "operations", "part-1", [operation(3)]).rename(folder / "part-1.pq")
+    (folder / "day=2026-11-25" / "notes.txt").write_text("no file of a journal")
+
+    assert report(journal, out) == 0
+
+    assert [row.operations for row in table(out, "timeouts")] == [3]
+    account = {
+        (row.what, row.reason): row["count"]
+        for row in table(out, "reconciliation")
+        if row.folder == "operations" and row.what.startswith("files")
+    }
+    name = f"{folder}/day=2026-11-25/notes.txt: its name does not end with .parquet or .pq"
+    assert account == {("files", None): 2, ("files passed over", name): 1}
+
+
 @pytest.mark.parametrize("folder", ["tables", "rejected"])
 def test_report_deletes_no_foreign_files(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

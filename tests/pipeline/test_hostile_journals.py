@@ -18,9 +18,8 @@ from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _session
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._errors import SparkUnavailable
 from purgatory.pipeline._files import REPLACES, Local, replaced_by, run_counters
-from purgatory.pipeline._shown import without_secrets
+from purgatory.pipeline._programs import SparkUnavailable, without_secrets
 from purgatory.pipeline.compact import compact
 
 OLD = 1_700_000_000.0

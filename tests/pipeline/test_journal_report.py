@@ -4,7 +4,6 @@ import asyncio
 import random
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from journals import account, report, table
 
@@ -56,23 +55,6 @@ def test_a_second_that_several_files_share_counts_whole(tmp_path: Path) -> None:
         assert (row.key, row.checks, row.tried, row.completed) == ("key", CHECKS, CHECKS, 0)
         counts = account(table(tmp_path / step, "reconciliation"))
         assert counts["checks", "duplicates dropped"] == (step != "as written")
-
-
-def test_journal_without_parts_is_read(tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    journal_of_one_second(journal)
-    first, *others = sorted((journal / "checks").iterdir())
-    for file in others:
-        file.unlink()
-    rows = pq.read_table(first)
-    pq.write_table(rows.drop_columns(["part"]), first)
-    [checks] = rows["checks"].to_pylist()
-
-    report(journal, tmp_path / "out")
-
-    [row] = table(tmp_path / "out", "keys")
-    assert row.checks == checks
-    assert account(table(tmp_path / "out", "reconciliation"))[("checks", "files unreadable")] == 0
 
 
 @pytest.mark.parametrize("folder", ["operations", "checks"])

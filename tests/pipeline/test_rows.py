@@ -12,7 +12,7 @@ from journals import damage, operation
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _rows
 from purgatory.pipeline._files import Part
-from purgatory.pipeline._rows import TYPES, read
+from purgatory.pipeline._rows import TYPES, damaged_files, read
 
 FILES = 250
 TEXT = [("run_id", pa.large_string()), ("keys", pa.large_list(pa.large_string()))]
@@ -105,3 +105,39 @@ def test_row_count_of_small_file_changes_nothing(count: int, tmp_path: Path) -> 
         read([Part(str(tmp_path / "rows.parquet"))], "operations").table.to_pylist()
         == rows.to_pylist()
     )
+
+
+INSTANTS = {
+    "INT96": {"use_deprecated_int96_timestamps": True},
+    "ns, tz=Asia/Tokyo": {"version": "2.6"},
+    "ms, tz=UTC": {"version": "2.6"},
+}
+
+
+@pytest.mark.parametrize("instants", INSTANTS)
+def test_rewritten_instants_are_read_as_written(instants: str, tmp_path: Path) -> None:
+    rows = pa.Table.from_pylist([operation(number) for number in range(3)], OPERATIONS)
+    unit, _, zone = instants.partition(", tz=")
+    for name in ("started_at", "ended_at") if zone else ():
+        place = rows.column_names.index(name)
+        rows = rows.set_column(place, name, rows[name].cast(pa.timestamp(unit, zone)))
+    pq.write_table(rows, tmp_path / "rows.parquet", store_schema=False, **INSTANTS[instants])
+
+    found = read([Part(str(tmp_path / "rows.parquet"))], "operations")
+
+    assert found.damaged == {}
+    assert found.table.to_pylist() == [operation(number) for number in range(3)]
+    on_spark = damaged_files([str(tmp_path / "rows.parquet")], "operations", whole=False)
+    assert len(on_spark) == instants.startswith("ns")
+
+
+def test_timestamps_without_a_zone_are_refused(tmp_path: Path) -> None:
+    rows = pa.Table.from_pylist([operation(0)], OPERATIONS)
+    place = rows.column_names.index("ended_at")
+    naive = rows["ended_at"].cast(pa.timestamp("us"))
+    pq.write_table(rows.set_column(place, "ended_at", naive), tmp_path / "rows.parquet")
+
+    found = read([Part(str(tmp_path / "rows.parquet"))], "operations")
+
+    [reason] = found.damaged.values()
+    assert reason == "column ended_at is timestamp[us], not timestamp[us, tz=UTC]"

@@ -1,8 +1,8 @@
 """The program ``report``: tables about the operations of journals, and a page that describes the
 problems in words.
 
-- ``rows.sql`` defines what DuckDB computes from rows; `purgatory.pipeline.spark` computes the same.
-- ``report.sql`` computes the rest from those sums, on both engines.
+- ``rows.sql`` defines what is computed from rows, on DuckDB or Spark.
+- ``report.sql`` computes the rest from those sums, on DuckDB.
 - `_queries` reads both; `_duckdb` and `_spark` are the engines; `_tables` runs them and replaces
   the earlier report.
 - `_summary` has the lines that the page shows, `_window` the time that fits, `_durations` the

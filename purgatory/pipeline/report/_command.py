@@ -16,9 +16,9 @@ from rich.text import Text
 
 from purgatory._core.arguments import printable
 from purgatory._core.errors import how_to_install
-from purgatory.pipeline._files import Local, distinct, is_uri, size
-from purgatory.pipeline._options import add_master_option, has_session
-from purgatory.pipeline._shown import shown, without_secrets
+from purgatory.pipeline._files import Local, distinct, is_uri
+from purgatory.pipeline._programs import add_master_option, has_session, shown, without_secrets
+from purgatory.pipeline._reading import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share, timeouts
 from purgatory.pipeline.report._page import page
@@ -75,9 +75,10 @@ def run(options: argparse.Namespace) -> int:
     [out] = distinct([options.out])
     with _steps(console, options.verbose) as step:
         step("starting")
-        with _engine(options) as engine:
+        journals = distinct(options.journals)
+        with _engine(options, journals) as (engine, snapshot):
             step.total = steps_of(engine) + 2  # the start and the page
-            summary = make_tables(engine, options.journals, out, step)
+            summary = make_tables(engine, journals, out, step, snapshot)
             step("the page")
             said = findings(summary)
             title = without_secrets(f"Purgatory report: {', '.join(options.journals)}")
@@ -100,11 +101,12 @@ def _needs_spark(options: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def _engine(options: argparse.Namespace) -> Iterator[Engine]:
-    """The engine of the tables."""
+def _engine(options: argparse.Namespace, journals: list[str]) -> Iterator[tuple[Engine, Snapshot]]:
+    """The engine of the tables, and the files that it shall read."""
     if not _needs_spark(options):
+        snapshot = Snapshot.of(lambda _: Local(), journals)
         with DuckDB.opened() as engine:
-            yield engine
+            yield engine, snapshot
         return
     try:
         from purgatory.pipeline._session import spark_session  # noqa: PLC0415  (DuckDB needs no Spark)
@@ -114,17 +116,17 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
             f"cannot run 'report' on Spark: {error.name} is not installed; "
             f"{how_to_install('spark')}"
         ) from error
-    journals = distinct(options.journals)
     is_here = not any(map(is_uri, journals))
-    bytes_ = size(Local(), journals) if is_here else 0
-    java = JAVA_OF_SMALL if is_here and bytes_ <= SMALL else {}
+    known = Snapshot.of(lambda _: Local(), journals) if is_here else None
+    java = JAVA_OF_SMALL if known is not None and known.bytes <= SMALL else {}
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
-        bytes_ = bytes_ or sum(size(on_spark.storage(journal), [journal]) for journal in journals)
-        settings = SQL | {"spark.sql.shuffle.partitions": str(max(bytes_ // SHUFFLE_BYTES, 2))}
-        for name, value in (settings | (SQL_OF_SMALL if bytes_ <= SMALL else {})).items():
+        snapshot = known or Snapshot.of(on_spark.storage, journals)
+        shuffled = max(snapshot.bytes // SHUFFLE_BYTES, 2)
+        settings = SQL | {"spark.sql.shuffle.partitions": str(shuffled)}
+        for name, value in (settings | (SQL_OF_SMALL if snapshot.bytes <= SMALL else {})).items():
             spark.conf.set(name, value)
-        yield on_spark
+        yield on_spark, snapshot
 
 
 class _Steps:

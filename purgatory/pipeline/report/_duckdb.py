@@ -22,9 +22,8 @@ from purgatory.pipeline._files import (
     row_groups_of,
 )
 from purgatory.pipeline._rows import nullable, read
-from purgatory.pipeline.report._durations import step_of
-from purgatory.pipeline.report._queries import ROWS, Line, Query, Shown, Step
-from purgatory.pipeline.report._window import page_tables, window_of
+from purgatory.pipeline.report._queries import COPIES, ROWS, Line, Page, Query, Step, copies_in
+from purgatory.pipeline.report._window import window_of
 
 MEMORY: Final = "2GB"
 """The memory limit of DuckDB. The database, and data that do not fit, are in a temporary folder."""
@@ -32,10 +31,9 @@ BATCH_BYTES: Final = 16 * 1024 * 1024
 """The size of a batch of Parquet in bytes, about."""
 THREADS: Final = 2
 """The batches that are read at a time."""
-POWER: Final = "(length(CAST(micros AS STRING)) - 1)"
-FUNCTIONS: Final = {
+MACROS: Final = {
     "array_join(items, separator)": "array_to_string(items, separator)",
-    "step_of(micros)": step_of(f"((micros * 10) // CAST(power(10, {POWER}) AS BIGINT))", POWER),
+    "is_valid_utf8(text)": "true",  # as `read` makes sure
 }
 """Functions of the queries that DuckDB lacks."""
 
@@ -64,7 +62,7 @@ class DuckDB:
             }
             for name, value in settings.items():
                 connection.execute(f"SET {name} = '{value}'")
-            for head, body in FUNCTIONS.items():
+            for head, body in MACROS.items():
                 connection.execute(f"CREATE MACRO {head} AS {body}")
             yield cls(connection)
 
@@ -105,18 +103,20 @@ class DuckDB:
             )
         return damaged
 
-    def sums(self, work: str, step: Step) -> Shown:
+    def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
         lines: dict[str, list[Line]] = {}
-        window, runs = window_of([]), list[str]()
+        numbers: dict[str, int] = {}
+        page = Page(window_of([]), [])
         for query in ROWS:
             step(query.name.replace("_", " "))
-            lines[query.name] = self.run(query, work)
-            if query.name == "largest_runs":
-                window = window_of(lines["hours"])
-                runs = [line["run_id"] for line in lines["largest_runs"]]
-                for name, table in page_tables(window, runs).items():
-                    self.add(name, table)
-        return Shown(lines, window, runs)
+            lines[query.name] = self.run(query.with_numbers(numbers), work)
+            if query.name in COPIES.values():
+                [name] = [number for number, table in COPIES.items() if table == query.name]
+                numbers[name] = copies_in(self.select(f"FROM {query.name}"))
+            if query.name == "hours":
+                page = Page.of(self.select("FROM hours"), self.select("FROM runs"))
+                numbers |= page.numbers
+        return lines, page
 
     def add(self, name: str, table: pa.Table) -> None:
         self._connection.register("given", table)

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from purgatory.pipeline.report._queries import Line
-
 EDGES: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 """The first tenths of each step of a power of ten."""
 MOST: Final = 79
@@ -43,7 +41,7 @@ def step_of(lead: str, power: str) -> str:
 
 
 def packed(
-    lines: Iterable[Line],
+    lines: Iterable[Mapping[str, Any]],
     counts: tuple[str, ...],
     place_of: Mapping[tuple[str, str], int],
     *,

@@ -147,6 +147,7 @@ def _pending(summary: Summary) -> list[Finding]:
 
 LEFT_OUT: Final = {
     "files unreadable": ("unreadable file", "unreadable files"),
+    "files passed over": ("file that is no Parquet", "files that are no Parquet"),
     "rows rejected": ("invalid row", "invalid rows"),
     "duplicates dropped": ("duplicate row", "duplicate rows"),
     "ids missing": ("operation with a number but no row", "operations with a number but no row"),

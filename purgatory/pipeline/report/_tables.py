@@ -8,8 +8,13 @@ replaced when all new ones are there.
 from collections.abc import Sequence
 from dataclasses import fields
 
-from purgatory.pipeline._files import Storage, Vanished, distinct, list_files
-from purgatory.pipeline._reading import ATTEMPTS, is_compacted_all_the_time, read_journals
+from purgatory.pipeline._files import Storage, Vanished, distinct
+from purgatory.pipeline._reading import (
+    ATTEMPTS,
+    Snapshot,
+    is_compacted_all_the_time,
+    read_snapshot,
+)
 from purgatory.pipeline.report._queries import REJECTED, REPORT, TABLES, Engine, Line, Step
 from purgatory.pipeline.report._summary import Summary
 
@@ -19,7 +24,11 @@ class ReconciliationError(Exception):
 
 
 def make_tables(
-    engine: Engine, journals: Sequence[str], out: str, step: Step = lambda _: None
+    engine: Engine,
+    journals: Sequence[str],
+    out: str,
+    step: Step = lambda _: None,
+    snapshot: Snapshot | None = None,
 ) -> Summary:
     """Writes all tables to ``out/tables``, and the rejected rows to ``out/rejected``.
 
@@ -28,6 +37,7 @@ def make_tables(
         journals: paths or URIs that the engine reaches.
         out: a folder, or a URI. An earlier report there is replaced at the end.
         step: shows the next step; called `steps_of` times.
+        snapshot: the files of the journals, if they are listed already.
 
     Returns:
         The data of the page.
@@ -38,8 +48,7 @@ def make_tables(
         ReconciliationError: this package has a defect.
     """
     [out], names = distinct([out]), distinct(journals)
-    for name in names:  # before anything is made
-        list_files(engine.storage(name), name, "operations")
+    snapshot = snapshot or Snapshot.of(engine.storage, names)  # before anything is made
     storage, work = engine.storage(out), f"{out}/.work"
     storage.delete(work)  # of a report that was killed
     _check_place(storage, out)
@@ -47,10 +56,11 @@ def make_tables(
         for _ in range(ATTEMPTS):
             _make_folders(storage, out, work)
             try:
-                summary = _summary(engine, names, work, step)
+                summary = _summary(engine, snapshot, work, step)
                 break
             except Vanished:
                 storage.delete(work)
+                snapshot = Snapshot.of(engine.storage, names)
         else:
             raise is_compacted_all_the_time(names)
         for folder in ("tables", "rejected"):
@@ -88,20 +98,20 @@ def _make_folders(storage: Storage, out: str, work: str) -> None:
         storage.make(f"{work}/{folder}")
 
 
-def _summary(engine: Engine, journals: list[str], work: str, step: Step) -> Summary:
+def _summary(engine: Engine, snapshot: Snapshot, work: str, step: Step) -> Summary:
     """Reads the journals, writes all tables, and returns the content of the page."""
     step("reading")
-    account = read_journals(engine, journals)
-    lines, window, runs = engine.sums(work, step)
+    account = read_snapshot(engine, snapshot)
+    lines, page = engine.sums(work, step)
     engine.add("files", account.files)
     engine.add("tallies", account.tallies)
     for query in REPORT:
         step(query.name.replace("_", " "))
-        lines[query.name] = engine.run(query, work)
+        lines[query.name] = engine.run(query.with_numbers(page.numbers), work)
         if query.name == "balance_of_all":
             _check_balance(lines["balance_of_all"])
     names = {field.name for field in fields(Summary)} - {"runs", "window"}
-    return Summary(**{name: lines[name] for name in names}, runs=runs, window=window)
+    return Summary(**{name: lines[name] for name in names}, runs=page.runs, window=page.window)
 
 
 def _check_balance(lines: list[Line]) -> None:

@@ -1,14 +1,14 @@
 """The time that the page shows."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
-
-import pyarrow as pa
 
 SECOND: Final = 1_000_000
 """In microseconds, as all times and lengths here."""
 Hour = dict[str, Any]
-"""An hour: its number since 1970 (`hour`), the number of `events`, the `first` and the `last`."""
+"""An hour: its number since 1970 (`hour`), the number of `starts` and `ends`, the `first` and the
+`last`."""
 
 SPANS: Final = 240
 """The most spans that the time is divided into."""
@@ -38,10 +38,11 @@ def window_of(hours: list[Hour]) -> Window:
     """The time of all events, without outliers.
 
     Args:
-        hours: the hours with events, in order.
+        hours: the hours with events.
     """
     if not hours:
         return Window(0, SECOND, 1)
+    hours = sorted(hours, key=itemgetter("hour"))
     inner = _without_outliers(_without_outliers(hours[::-1])[::-1])
     shown = inner if SHORTER * _length(inner) < _length(hours) else hours
     length = _length(shown)
@@ -54,32 +55,17 @@ def window_of(hours: list[Hour]) -> Window:
 
 
 def _without_outliers(hours: list[Hour]) -> list[Hour]:
-    allowed = OUTLIERS * sum(hour["events"] for hour in hours)
+    allowed = OUTLIERS * sum(map(_events, hours))
     for place, hour in enumerate(hours):
-        allowed -= hour["events"]
+        allowed -= _events(hour)
         if allowed < 0:
             return hours[place:]
     return hours
 
 
+def _events(hour: Hour) -> int:
+    return int(hour["starts"] + hour["ends"])
+
+
 def _length(hours: list[Hour]) -> int:
     return int(hours[-1]["last"] - hours[0]["first"]) + 1
-
-
-PAGE: Final = pa.schema([(name, pa.int64()) for name in ("start", "width", "count", "runs")])
-SHOWN_RUNS: Final = pa.schema([("run_id", pa.string()), ("run", pa.int32())])
-
-
-def page_tables(window: Window, runs: list[str]) -> dict[str, pa.Table]:
-    """The tables `page` and `shown_runs` of the queries."""
-    page = {
-        "start": window.start,
-        "width": window.width,
-        "count": window.count,
-        "runs": len(runs),
-    }
-    shown = {"run_id": runs, "run": [*range(len(runs))]}
-    return {
-        "page": pa.Table.from_pylist([page], PAGE),
-        "shown_runs": pa.table(shown, SHOWN_RUNS),
-    }

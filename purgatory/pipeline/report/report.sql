@@ -1,11 +1,10 @@
--- The tables of a report, from the sums of rows that `rows.sql` (on DuckDB) or
--- `purgatory.pipeline.spark` (on Spark) has computed. These sums are small, so both engines leave
--- this part to DuckDB. Queries have the same roles as in `rows.sql`.
+-- The tables of a report, from the sums of rows that `rows.sql` defines. They are small, so this part
+-- runs on DuckDB, whichever engine made them. Queries have the same roles as in `rows.sql`.
 --
--- Tables at first: `cube`, `curves`, `answers`, `runs`, `counted` and `balance`, as `rows.sql`
--- defines them; `page` and `shown_runs`; `files` (folder, file, damage, is_replaced), all files
--- that were found; and `tallies` (run_id, ended), how many operations have ended in each run that
--- still runs or was killed.
+-- Tables at first: `cube`, `curves`, `answers`, `runs`, `hours`, `counted_operations`,
+-- `counted_checks` and `balance`; `files` (folder, file, state, reason), all files that were found;
+-- and `tallies` (run_id, ended), how many operations have ended in each run that still runs or was
+-- killed.
 
 --- view kinds
 SELECT purgatory, kind, operations, completed, expired, cancelled,
@@ -54,7 +53,9 @@ SELECT c.* FROM curves c SEMI JOIN (
 
 --- view by_folder
 -- The counts, and a line without rows for each folder.
-SELECT folder, reason, rows, copies FROM counted UNION ALL SELECT 'operations', NULL, 0, 0
+SELECT 'operations' AS folder, reason, rows, copies FROM counted_operations
+    UNION ALL SELECT 'operations', NULL, 0, 0
+    UNION ALL SELECT 'checks', reason, rows, copies FROM counted_checks
     UNION ALL SELECT 'checks', NULL, 0, 0
 
 --- write reconciliation
@@ -64,21 +65,20 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
       ELSE 20 END + place AS place, folder, what, reason, count FROM (
     SELECT 1 AS place, f.folder, 'files' AS what, NULL AS reason, count(file) AS count
     FROM (SELECT 'operations' AS folder UNION ALL SELECT 'checks') f
-        LEFT JOIN files g ON f.folder = g.folder AND NOT g.is_replaced
+        LEFT JOIN files g ON f.folder = g.folder AND state IN ('files', 'files unreadable')
     GROUP BY f.folder
     UNION ALL
-    SELECT 2, folder, 'files compacted', 'another file stands for them', count(*) FROM files
-        WHERE is_replaced GROUP BY folder
+    SELECT 2, folder, state, 'another file stands for them', count(*) FROM files
+        WHERE state = 'files compacted' GROUP BY folder, state
     UNION ALL
-    SELECT 3, folder, 'files unreadable', concat(file, ': ', damage), 1 FROM files
-        WHERE damage IS NOT NULL
+    SELECT 3, folder, state, concat(file, ': ', reason), 1 FROM files WHERE reason IS NOT NULL
   )
   UNION ALL
   SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place, folder, what, reason, count
       FROM (
     SELECT 4 AS place, folder, 'rows read' AS what, NULL AS reason, coalesce(sum(rows), 0) AS count
         FROM by_folder GROUP BY folder
-    UNION ALL SELECT 5, folder, 'rows rejected', reason, rows FROM counted WHERE reason IS NOT NULL
+    UNION ALL SELECT 5, folder, 'rows rejected', reason, rows FROM by_folder WHERE reason IS NOT NULL
     UNION ALL SELECT 6, folder, 'duplicates dropped', NULL, coalesce(sum(copies), 0) FROM by_folder
         GROUP BY folder
     UNION ALL SELECT 7, folder, 'rows accepted', NULL,
@@ -95,8 +95,11 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
 
 --- show balance_of_all
 SELECT * FROM balance
+UNION ALL SELECT 'operations in survival',
+    (SELECT sum(most) FROM (SELECT max(at_risk) AS most FROM curves WHERE run < 0
+        GROUP BY purgatory, kind)), (SELECT sum(starts) FROM hours)
 UNION ALL SELECT 'rows of timeouts', (SELECT sum(operations) FROM timeouts),
-    (SELECT sum(rows - copies) FROM counted WHERE folder = 'operations' AND reason IS NULL)
+    (SELECT sum(rows - copies) FROM counted_operations WHERE reason IS NULL)
 
 --- show timeline
 -- The starts and ends in each span. `begun` and `finished` also count operations whose start or
@@ -118,8 +121,8 @@ FROM (
 ) GROUP BY purgatory, kind, run, place ORDER BY purgatory, kind, run, place
 
 --- view placed
-SELECT *, CASE WHEN begun_in < p.count THEN begun_in ELSE -1 END AS place
-    FROM cube CROSS JOIN (SELECT count FROM page) p WHERE has_start
+SELECT *, CASE WHEN begun_in < {count} THEN begun_in ELSE -1 END AS place
+    FROM cube WHERE has_start
 
 --- show wait_steps
 SELECT purgatory, kind, run, place, wait_step AS step,

@@ -1,16 +1,22 @@
--- The queries of DuckDB on the rows of journals, one named query after the other.
--- `purgatory.pipeline.spark` computes the same on Spark; tests compare both with a program in plain
--- Python.
+-- The queries on the rows of journals, one named query after the other, for DuckDB and Spark: see
+-- `_queries.on_spark` for the words that Spark calls by other names. Tests compare both engines with
+-- a program in plain Python.
 --
 -- Tables at first: `operations` and `checks`, the rows as purgatory.journal describes them, each
--- with its `file`. After `hours` and `largest_runs` there are `page` (start, width, count, runs),
--- the time that the page shows in `count` spans of `width`, and `shown_runs` (run_id, run), the
--- runs that it shows by themselves.
+-- with its `file`. After `census` and `census_of_checks`, {copies} and {copies_of_checks} are known.
+-- Once `runs` and `hours` are there, {start}, {width} and {count} are known: the
+-- page shows the time in `count` spans of `width`; and {runs}, how many runs it shows by themselves.
 --
---     --- rule      an expression that both engines use: {its name} stands for it
---     --- view      a name for a query                --- write     a table of the report
---     --- keep      one that others read repeatedly   --- reject    a table of rows that were set apart
---     --- show      rows that the page shows; few, however large the journals are
+--     --- rule    an expression: {its name} stands for it
+--     --- view    a name for a query
+--     --- rows    a row for each row of a journal: DuckDB keeps them, Spark reads them anew
+--     --- keep    sums that others read repeatedly: kept by both engines
+--     --- small   a few sums, however large the journals are: Spark collects them, and DuckDB
+--                 computes what has no other sources
+--     --- small     sums of small tables, which DuckDB computes on both engines
+--     --- write   a table of the report
+--     --- reject  a table of rows that were set apart
+--     --- show    rows that the page shows; few, too
 --
 -- Instants and lengths are whole microseconds (since 1970, UTC); in tables that are written,
 -- instants are timestamps and lengths are seconds. A `place` is the number of a span of the page's
@@ -75,75 +81,213 @@ FROM (
 --- view judged_checks
 SELECT *, {reason_of_checks} AS reason FROM (SELECT *, epoch_us(second) AS instant FROM checks)
 
---- view copied
-SELECT run_id, operation_id FROM judged_operations WHERE reason IS NULL
-    GROUP BY run_id, operation_id HAVING count(*) > 1
+--- view blocks
+-- The first pass over the rows: by file, run, block of 32 ids, and the hours of both instants. A bit
+-- for each id tells copies without a shuffle of all ids: ids 0, 1, 1, 5 are 4 rows with bits
+-- 0b100011, so there is a copy. `is_text` and `filled` tell files that look wrong.
+SELECT file, reason, run_id, block, begun, finished, count(*) AS operations, bit_or(bit) AS bits,
+  max(operation_id) AS last_id, count(started) AS starts, count(ended) AS ends,
+  min(started) AS first_start, max(started) AS last_start, min(ended) AS first_end,
+  max(ended) AS last_end, bool_and(is_text) AS is_text, bit_or(filled) AS filled
+FROM (
+  SELECT file, reason, CASE WHEN reason IS NULL THEN run_id END AS run_id,
+    CASE WHEN reason IS NULL THEN operation_id // 32 END AS block,
+    CASE WHEN reason IS NULL THEN started // 3600000000 END AS begun,
+    CASE WHEN reason IS NULL THEN ended // 3600000000 END AS finished,
+    CASE WHEN reason IS NULL
+      THEN CAST(1 AS BIGINT) << CAST(operation_id % 32 AS INT) END AS bit,
+    operation_id, started, ended,
+    is_valid_utf8(concat_ws(chr(0), run_id, purgatory, kind, outcome, ended_by,
+        array_join(keys, chr(0)))) AS is_text,
+    CASE WHEN run_id IS NULL THEN 0 ELSE 1 END + CASE WHEN purgatory IS NULL THEN 0 ELSE 2 END
+      + CASE WHEN kind IS NULL THEN 0 ELSE 4 END + CASE WHEN operation_id IS NULL THEN 0 ELSE 8 END
+      + CASE WHEN keys IS NULL THEN 0 ELSE 16 END + CASE WHEN started IS NULL THEN 0 ELSE 32 END
+      + CASE WHEN ended IS NULL THEN 0 ELSE 64 END + CASE WHEN timeout_s IS NULL THEN 0 ELSE 128 END
+      + CASE WHEN outcome IS NULL THEN 0 ELSE 256 END
+      + CASE WHEN attempts IS NULL THEN 0 ELSE 512 END
+      + CASE WHEN ended_by IS NULL THEN 0 ELSE 1024 END
+      + CASE WHEN missed_trigger IS NULL THEN 0 ELSE 2048 END AS filled
+  FROM judged_operations
+) GROUP BY file, reason, run_id, block, begun, finished
 
---- keep accepted_operations
-SELECT a.* FROM judged_operations a ANTI
-    JOIN copied c ON a.run_id = c.run_id AND a.operation_id = c.operation_id WHERE reason IS NULL
-UNION ALL
+--- small census
+-- The sums of the blocks: of each file, of each reason, of each hour, and of each run. If there are
+-- copies, the sums of hours and runs count them, and are made again: see `recounted`.
+SELECT file, reason, begun, finished, run_id, what, CAST(sum(operations) AS BIGINT) AS operations,
+  CAST(sum(copies) AS BIGINT) AS copies, max(last_id) AS last_id, CAST(sum(starts) AS BIGINT) AS starts,
+  CAST(sum(ends) AS BIGINT) AS ends, min(first_start) AS first_start,
+  max(last_start) AS last_start, min(first_end) AS first_end, max(last_end) AS last_end,
+  bool_and(is_text) AND bit_or(filled) = 4095 AS is_fine
+FROM (
+  SELECT file, reason, begun, finished, run_id,
+    CASE WHEN grouping(file) = 0 THEN 'file' WHEN grouping(reason) = 0 THEN 'reason'
+      WHEN grouping(begun) = 0 THEN 'begun' WHEN grouping(finished) = 0 THEN 'finished'
+      ELSE 'run' END AS what,
+    sum(operations) AS operations,
+    CASE WHEN grouping(block) = 0 AND run_id IS NOT NULL
+      THEN sum(operations) - bit_count(bit_or(bits)) ELSE 0 END AS copies,
+    max(last_id) AS last_id, sum(starts) AS starts, sum(ends) AS ends,
+    min(first_start) AS first_start, max(last_start) AS last_start, min(first_end) AS first_end,
+    max(last_end) AS last_end, bool_and(is_text) AS is_text, bit_or(filled) AS filled
+  FROM blocks
+  GROUP BY GROUPING SETS ((file), (reason), (begun), (finished), (run_id, block))
+) GROUP BY file, reason, begun, finished, run_id, what
+
+--- small looks_of_operations
+-- Whether each file looks right: all its text is UTF-8, and each column has a value.
+SELECT file, is_fine FROM census WHERE what = 'file'
+
+--- small copied
+-- The blocks with copies of operations.
+SELECT run_id, block FROM blocks WHERE reason IS NULL AND {copies} > 0 GROUP BY run_id, block
+    HAVING sum(operations) > bit_count(bit_or(bits))
+
+--- rows compared
+-- The best row of each operation in such a block.
 SELECT * EXCLUDE (number) FROM (
   SELECT a.*, row_number() OVER (PARTITION BY a.run_id, a.operation_id ORDER BY {better_operation})
       AS number
   FROM judged_operations a SEMI JOIN copied c ON a.run_id = c.run_id
-      AND a.operation_id = c.operation_id WHERE reason IS NULL
+      AND a.operation_id // 32 = c.block WHERE reason IS NULL
 ) WHERE number = 1
 
---- keep accepted_checks
-SELECT purgatory, key, instant, checks, tried, completed FROM (
-  SELECT *, row_number() OVER (PARTITION BY run_id, purgatory, key, instant, part
-      ORDER BY {better_check}) AS number
-  FROM judged_checks WHERE reason IS NULL
-) WHERE number = 1
+--- rows accepted_operations
+SELECT a.* FROM judged_operations a ANTI JOIN copied c
+    ON a.run_id = c.run_id AND a.operation_id // 32 = c.block WHERE reason IS NULL
+UNION ALL
+SELECT * FROM compared
 
---- keep runs
-SELECT run_id, max(operation_id) + 1 AS ids, count(*) AS operations,
-    min(least(started, ended)) AS earliest, max(greatest(started, ended)) AS latest
-FROM accepted_operations GROUP BY run_id
+--- small recounted
+-- The sums of hours and runs, where there are copies.
+SELECT run_id, started // 3600000000 AS begun, ended // 3600000000 AS finished,
+  count(*) AS operations, max(operation_id) AS last_id, count(started) AS starts,
+  count(ended) AS ends, min(started) AS first_start, max(started) AS last_start,
+  min(ended) AS first_end, max(ended) AS last_end
+FROM accepted_operations WHERE {copies} > 0
+GROUP BY run_id, started // 3600000000, ended // 3600000000
 
---- show hours
--- What happened in each hour since 1970: what "_window" chooses the page's time by.
-SELECT instant // 3600000000 AS hour, count(*) AS events, min(instant) AS first,
-    max(instant) AS last FROM (
-  SELECT started AS instant FROM accepted_operations WHERE started IS NOT NULL
-  UNION ALL SELECT ended FROM accepted_operations WHERE ended IS NOT NULL
-) GROUP BY instant // 3600000000 ORDER BY hour
-
---- show largest_runs
-SELECT run_id, operations FROM runs ORDER BY operations DESC, run_id LIMIT 8
-
---- keep spans
--- An operation without a start waited from the first moment of its run, one without an end until
--- the last. Both instants have a span of the page's time: -1 is before the first, "count" after the
--- last.
-SELECT s.*, coalesce(h.run, p.runs) AS run,
-  CASE WHEN since < p.start THEN -1 ELSE least((since - p.start) // p.width,
-      p.count) END AS begun_in,
-  CASE WHEN till < p.start THEN -1 ELSE least((till - p.start) // p.width, p.count) END AS ended_in
+--- small runs
+-- The eight largest runs have a number, `run`; all others share the next.
+SELECT *, CAST(least(row_number() OVER (ORDER BY operations DESC, run_id) - 1, 8) AS INT) AS run
 FROM (
-  SELECT a.run_id, purgatory, kind, keys, started, ended, timeout_s, outcome, missed_trigger,
-    coalesce(started, earliest) AS since, coalesce(ended, latest) AS till
-  FROM accepted_operations a JOIN runs r ON a.run_id = r.run_id
-) s CROSS JOIN page p LEFT JOIN shown_runs h ON s.run_id = h.run_id
+  SELECT run_id, max(last_id) + 1 AS ids, CAST(sum(operations) AS BIGINT) AS operations,
+    min(least(first_start, first_end)) AS earliest, max(greatest(last_start, last_end)) AS latest
+  FROM (
+    SELECT run_id, last_id, operations, first_start, first_end, last_start, last_end FROM census
+    WHERE what = 'run' AND run_id IS NOT NULL AND {copies} = 0
+    UNION ALL
+    SELECT run_id, last_id, operations, first_start, first_end, last_start, last_end
+    FROM recounted
+  ) GROUP BY run_id
+)
+
+--- small hours
+-- What happened in each hour since 1970: what "_window" chooses the page's time by.
+SELECT hour, CAST(sum(starts) AS BIGINT) AS starts, CAST(sum(ends) AS BIGINT) AS ends,
+    min(first) AS first, max(last) AS last
+FROM (
+  SELECT begun AS hour, starts, 0 AS ends, first_start AS first, last_start AS last FROM census
+  WHERE what = 'begun' AND {copies} = 0
+  UNION ALL SELECT finished, 0, ends, first_end, last_end FROM census
+  WHERE what = 'finished' AND {copies} = 0
+  UNION ALL SELECT begun, starts, 0, first_start, last_start FROM recounted
+  UNION ALL SELECT finished, 0, ends, first_end, last_end FROM recounted
+) WHERE hour IS NOT NULL GROUP BY hour
+
+--- view blocks_of_checks
+-- The first pass over the checks, in the same way, by 32 seconds of a key.
+SELECT file, reason, run_id, purgatory, key, part, block, count(*) AS checks, bit_or(bit) AS bits,
+  bool_and(is_text) AS is_text, bit_or(filled) AS filled
+FROM (
+  SELECT file, reason, CASE WHEN reason IS NULL THEN run_id END AS run_id,
+    CASE WHEN reason IS NULL THEN purgatory END AS purgatory,
+    CASE WHEN reason IS NULL THEN key END AS key, CASE WHEN reason IS NULL THEN part END AS part,
+    CASE WHEN reason IS NULL THEN instant // 32000000 END AS block,
+    CASE WHEN reason IS NULL
+      THEN CAST(1 AS BIGINT) << CAST(instant // 1000000 % 32 AS INT) END AS bit,
+    is_valid_utf8(concat_ws(chr(0), run_id, purgatory, key)) AS is_text,
+    CASE WHEN run_id IS NULL THEN 0 ELSE 1 END + CASE WHEN purgatory IS NULL THEN 0 ELSE 2 END
+      + CASE WHEN key IS NULL THEN 0 ELSE 4 END + CASE WHEN instant IS NULL THEN 0 ELSE 8 END
+      + CASE WHEN checks IS NULL THEN 0 ELSE 16 END + CASE WHEN tried IS NULL THEN 0 ELSE 32 END
+      + CASE WHEN completed IS NULL THEN 0 ELSE 64 END
+      + CASE WHEN part IS NULL THEN 0 ELSE 128 END AS filled
+  FROM judged_checks
+) GROUP BY file, reason, run_id, purgatory, key, part, block
+
+--- small census_of_checks
+SELECT file, reason, what, CAST(sum(checks) AS BIGINT) AS checks,
+  CAST(sum(copies) AS BIGINT) AS copies, bool_and(is_text) AND bit_or(filled) = 255 AS is_fine
+FROM (
+  SELECT file, reason, CASE WHEN grouping(file) = 0 THEN 'file' WHEN grouping(reason) = 0 THEN
+      'reason' ELSE 'key' END AS what,
+    sum(checks) AS checks,
+    CASE WHEN grouping(block) = 0 AND run_id IS NOT NULL
+      THEN sum(checks) - bit_count(bit_or(bits)) ELSE 0 END AS copies,
+    bool_and(is_text) AS is_text, bit_or(filled) AS filled
+  FROM blocks_of_checks
+  GROUP BY GROUPING SETS ((file), (reason), (run_id, purgatory, key, part, block))
+) GROUP BY file, reason, what
+
+--- small looks_of_checks
+SELECT file, is_fine FROM census_of_checks WHERE what = 'file'
+
+--- small copied_checks
+SELECT run_id, purgatory, key, part, block FROM blocks_of_checks
+WHERE reason IS NULL AND {copies_of_checks} > 0
+GROUP BY run_id, purgatory, key, part, block HAVING sum(checks) > bit_count(bit_or(bits))
+
+--- rows compared_checks
+SELECT purgatory, key, instant, checks, tried, completed FROM (
+  SELECT a.*, row_number() OVER (PARTITION BY a.run_id, a.purgatory, a.key, a.instant, a.part
+      ORDER BY {better_check}) AS number
+  FROM judged_checks a SEMI JOIN copied_checks c ON a.run_id = c.run_id
+      AND a.purgatory = c.purgatory AND a.key = c.key AND a.part = c.part
+      AND a.instant // 32000000 = c.block WHERE reason IS NULL
+) WHERE number = 1
+
+--- rows accepted_checks
+SELECT a.purgatory, a.key, instant, a.checks, tried, completed
+FROM judged_checks a ANTI JOIN copied_checks c ON a.run_id = c.run_id AND a.purgatory = c.purgatory
+    AND a.key = c.key AND a.part = c.part AND a.instant // 32000000 = c.block
+WHERE reason IS NULL
+UNION ALL
+SELECT * FROM compared_checks
+
+--- small recounted_checks
+SELECT count(*) AS checks FROM accepted_checks WHERE {copies_of_checks} > 0
+
+--- small counted_operations
+-- The rows by why they were rejected (NULL: they were not), and how many of them are copies of
+-- others.
+SELECT reason, operations AS rows, CASE WHEN reason IS NULL AND {copies} > 0
+    THEN operations - (SELECT CAST(sum(operations) AS BIGINT) FROM recounted) ELSE 0 END AS copies
+FROM census WHERE what = 'reason'
+
+--- small counted_checks
+SELECT reason, checks AS rows, CASE WHEN reason IS NULL AND {copies_of_checks} > 0
+    THEN checks - (SELECT checks FROM recounted_checks) ELSE 0 END AS copies
+FROM census_of_checks WHERE what = 'reason'
+
+--- rows spans
+-- An operation without a start waited from the first moment of its run, one without an end until
+-- the last.
+SELECT a.run_id, purgatory, kind, keys, started, ended, timeout_s, outcome, missed_trigger, run,
+  coalesce(started, earliest) AS since, coalesce(ended, latest) AS till
+FROM accepted_operations a JOIN runs r ON a.run_id = r.run_id
 
 --- write outcomes
 SELECT purgatory, kind, make_timestamptz(minute * 60000000) AS minute, started, completed, expired,
     cancelled,
   expired / nullif(completed + expired + cancelled, 0) AS expiry_rate,
-  wait_p50 / 1000000 AS wait_p50, wait_p90 / 1000000 AS wait_p90, wait_p99 / 1000000 AS wait_p99,
-      wait_p999 / 1000000 AS wait_p999,
+  list_extract(waits, 1) / 1000000 AS wait_p50, list_extract(waits, 2) / 1000000 AS wait_p90,
+  list_extract(waits, 3) / 1000000 AS wait_p99, list_extract(waits, 4) / 1000000 AS wait_p999,
   wait_max / 1000000 AS wait_max
 FROM (
   SELECT purgatory, kind, minute, CAST(sum(starts) AS BIGINT) AS started,
       count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
     count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired,
         count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY wait) AS wait_p50,
-        percentile_cont(0.9) WITHIN GROUP (ORDER BY wait) AS wait_p90,
-    percentile_cont(0.99) WITHIN GROUP (ORDER BY wait) AS wait_p99,
-        percentile_cont(0.999) WITHIN GROUP (ORDER BY wait) AS wait_p999,
-    max(wait) AS wait_max
+    quantile_cont(wait, [0.5, 0.9, 0.99, 0.999]) AS waits, max(wait) AS wait_max
   FROM (
     SELECT purgatory, kind, till // 60000000 AS minute, 0 AS starts,
         outcome, CASE WHEN started IS NOT NULL THEN till - since END AS wait
@@ -155,21 +299,37 @@ FROM (
   ) GROUP BY purgatory, kind, minute
 )
 
---- keep cube
+--- view placed
+-- The spans of the page's time in which operations began and ended, and the first two digits and
+-- the power of ten of their lengths, by which `_durations` has steps.
+SELECT *, wait * 10 // CAST(power(10, wait_power) AS BIGINT) AS wait_lead,
+  late * 10 // CAST(power(10, late_power) AS BIGINT) AS late_lead
+FROM (
+  SELECT *, length(CAST(wait AS STRING)) - 1 AS wait_power,
+    length(CAST(late AS STRING)) - 1 AS late_power
+  FROM (
+    SELECT purgatory, kind, run, outcome, missed_trigger, timeout_s,
+      started IS NOT NULL AS has_start, ended IS NOT NULL AS has_end,
+      CASE WHEN since < {start} THEN -1
+        ELSE least((since - {start}) // {width}, {count}) END AS begun_in,
+      CASE WHEN till < {start} THEN -1
+        ELSE least((till - {start}) // {width}, {count}) END AS ended_in,
+      CASE WHEN started IS NOT NULL THEN greatest(till - since, 1) END AS wait,
+      CASE WHEN started IS NOT NULL AND outcome = 'expired' AND timeout_s IS NOT NULL
+        THEN greatest(till - since - CAST(round(least(timeout_s * 1000000, 1e18)) AS BIGINT), 1)
+        END AS late
+    FROM spans
+  )
+)
+
+--- small cube
 -- How many operations of each purgatory, kind and run began and ended in which span, waited for how
 -- long, and ended how. What the page shows by time and by length, and the counts of each kind, are
 -- sums of this.
-SELECT purgatory, kind, run, begun_in, ended_in, outcome, missed_trigger,
-    started IS NOT NULL AS has_start, ended IS NOT NULL AS has_end,
-  step_of(wait) AS wait_step, step_of(late) AS late_step,
+SELECT purgatory, kind, run, begun_in, ended_in, outcome, missed_trigger, has_start, has_end,
+  {wait_step} AS wait_step, {late_step} AS late_step,
   count(*) AS operations, min(timeout_s) AS timeout_min_s, max(timeout_s) AS timeout_max_s
-FROM (
-  SELECT *, CASE WHEN started IS NOT NULL THEN greatest(till - since, 1) END AS wait,
-    CASE WHEN started IS NOT NULL AND outcome = 'expired' AND timeout_s IS NOT NULL
-      THEN greatest(till - since - CAST(round(least(timeout_s * 1000000, 1e18)) AS BIGINT), 1) END
-          AS late
-  FROM spans
-) GROUP BY ALL
+FROM placed GROUP BY ALL
 
 --- write keys
 SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations,
@@ -177,39 +337,45 @@ SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations,
   CAST(sum(completed) AS BIGINT) AS completed, CAST(sum(missed) AS BIGINT) AS missed_triggers,
       CAST(sum(tried) - sum(completed) AS BIGINT) AS false_wakeups
 FROM (
-  SELECT purgatory, unnest(array_distinct(keys)) AS key, 1 AS operations, 0 AS checks, 0 AS tried,
+  SELECT purgatory,
+    unnest(CASE WHEN len(keys) > 1 THEN array_distinct(keys) ELSE keys END) AS key, 1 AS operations, 0 AS checks, 0 AS tried,
       0 AS completed, CAST(missed_trigger AS INT) AS missed
   FROM spans
   UNION ALL
   SELECT purgatory, key, 0, checks, tried, completed, 0 FROM accepted_checks
 ) GROUP BY purgatory, key
 
---- keep seconds
--- What changed in each second, in the order of its events; starts come before ends.
+--- view seconds
+-- What changed in each second, in the order of its events; starts come before ends. The code of an
+-- event is twice its instant, and one more for an end.
 SELECT *, lead(second) OVER (PARTITION BY purgatory ORDER BY second) AS next,
   sum(change) OVER (PARTITION BY purgatory
       ORDER BY second ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS after
 FROM (
   SELECT purgatory, second, sum(delta) AS change,
-      sum(delta * (1000000 - instant % 1000000)) AS weight, max(so_far) AS peak
+      sum(delta * (1000000 - code % 2000000 // 2)) AS weight, max(so_far) AS peak
   FROM (
     SELECT *, sum(delta) OVER (PARTITION BY purgatory, second
-        ORDER BY instant, delta DESC ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far
+        ORDER BY code ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far
     FROM (
-      SELECT purgatory, since AS instant, since // 1000000 AS second, 1 AS delta FROM spans
-      UNION ALL SELECT purgatory, till, till // 1000000, -1 FROM spans
+      SELECT purgatory, code, code // 2000000 AS second, 1 - 2 * (code % 2) AS delta
+      FROM (SELECT purgatory, unnest([since * 2, till * 2 + 1]) AS code FROM spans)
     )
   ) GROUP BY purgatory, second
 )
 
 --- write pending
-SELECT purgatory, make_timestamptz(second * 1000000) AS second, CAST(1 AS BIGINT) AS seconds,
-  CAST(after - change + greatest(peak, 0) AS BIGINT) AS pending_max,
-      CAST(after - change + weight / 1000000 AS DOUBLE) AS pending_mean FROM seconds
-UNION ALL
-SELECT purgatory, make_timestamptz((second + 1) * 1000000), CAST(next - second - 1 AS BIGINT),
-    CAST(after AS BIGINT), CAST(after AS DOUBLE)
-FROM seconds WHERE after > 0 AND next - second > 1
+-- Seconds without events are in one row, after the one before them.
+SELECT purgatory, make_timestamptz((second + quiet) * 1000000) AS second,
+  CASE quiet WHEN 0 THEN 1 ELSE next - second - 1 END AS seconds,
+  CAST(CASE quiet WHEN 0 THEN after - change + greatest(peak, 0) ELSE after END AS BIGINT)
+      AS pending_max,
+  CAST(CASE quiet WHEN 0 THEN after - change + weight / 1000000 ELSE after END AS DOUBLE)
+      AS pending_mean
+FROM (
+  SELECT *, unnest(CASE WHEN after > 0 AND next - second > 1 THEN [0, 1] ELSE [0] END) AS quiet
+  FROM seconds
+)
 
 --- keep waits
 -- How many operations waited how long, of all (as run -1) and, if there are several, of each run;
@@ -220,8 +386,7 @@ FROM spans WHERE started IS NOT NULL GROUP BY purgatory, kind, till - since
 UNION ALL
 SELECT purgatory, kind, run, till - since, count(*),
     count(CASE WHEN outcome = 'completed' THEN 1 END)
-FROM spans CROSS JOIN (SELECT runs FROM page) p WHERE started IS NOT NULL AND runs > 1
-    GROUP BY purgatory, kind, run, till - since
+FROM spans WHERE started IS NOT NULL AND {runs} > 1 GROUP BY purgatory, kind, run, till - since
 
 --- keep curve
 -- Which share would still be waiting after each wait that occurred, after Kaplan and Meier (1958):
@@ -244,7 +409,7 @@ FROM (
       ORDER BY wait ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 )
 
---- keep curves
+--- small curves
 -- The curves at timeouts of three digits, those of single runs of two: of each such timeout the
 -- last point.
 SELECT purgatory, kind, run, timeout / 1000000 AS timeout_s, at_risk, expiry_rate, standard_error
@@ -260,7 +425,7 @@ SELECT purgatory, kind, run, timeout / 1000000 AS timeout_s, at_risk, expiry_rat
   )
 ) WHERE next IS NULL OR next <> timeout
 
---- keep answers
+--- small answers
 -- The least timeouts that would have let 1 % and 0.1 % expire, and how far the curve reaches.
 SELECT purgatory, kind, max(wait) / 1000000 AS longest_wait_s,
     min(expiry_rate) AS least_expiry_rate,
@@ -279,30 +444,14 @@ FROM judged_operations WHERE reason IS NOT NULL
 SELECT run_id, purgatory, key, second, checks, tried, completed, part, reason, file
     FROM judged_checks WHERE reason IS NOT NULL
 
---- keep counted
--- The rows of each folder by why they were rejected (NULL: they were not), and how many of them are
--- copies of others.
-SELECT 'operations' AS folder, reason, count(*) AS rows,
-  CASE WHEN reason IS NULL THEN count(*) - (SELECT count(*) FROM accepted_operations)
-      ELSE 0 END AS copies
-FROM judged_operations GROUP BY reason
-UNION ALL
-SELECT 'checks', reason, count(*), CASE WHEN reason IS NULL
-    THEN count(*) - (SELECT count(*) FROM accepted_checks) ELSE 0 END
-FROM judged_checks GROUP BY reason
-
---- keep balance
+--- small balance
 -- Sums that have to be equal, or the report has a defect.
 SELECT 'ends in outcomes' AS what, (SELECT sum(completed + expired + cancelled)
-    FROM outcomes) AS found,
-  (SELECT count(*) FROM accepted_operations WHERE ended IS NOT NULL) AS expected
+    FROM outcomes) AS found, (SELECT sum(ends) FROM hours) AS expected
 UNION ALL SELECT 'starts in outcomes', (SELECT sum(started) FROM outcomes),
-    (SELECT count(*) FROM accepted_operations WHERE started IS NOT NULL)
-UNION ALL SELECT 'operations in survival', (SELECT sum(operations) FROM waits WHERE run < 0),
-  (SELECT count(*) FROM accepted_operations WHERE started IS NOT NULL)
+    (SELECT sum(starts) FROM hours)
 UNION ALL SELECT 'tries in keys', (SELECT sum(tried) FROM keys),
     (SELECT sum(tried) FROM accepted_checks)
-UNION ALL SELECT 'changes of pending', (SELECT sum(change) FROM seconds), 0
 
 --- show peaks
 -- When the most were pending, in each purgatory.
@@ -315,23 +464,21 @@ SELECT purgatory, second, pending_max FROM (
 -- Pending operations in each span of the page's time: the maximum, and the sum of the means of its
 -- seconds.
 SELECT purgatory, place, max(pending_max) AS most,
-  sum(pending_mean * (least(since + seconds * 1000000, start + (place + 1) * width)
-      - greatest(since, start + place * width)) / 1000000) AS area
+  sum(pending_mean * (least(since + seconds * 1000000, {start} + (place + 1) * {width})
+      - greatest(since, {start} + place * {width})) / 1000000) AS area
 FROM (
-  SELECT *, unnest(generate_series(begins_in, ends_in)) AS place FROM (
-    SELECT *, greatest((since - start) // width, 0) AS begins_in,
-        least((since + seconds * 1000000 - 1 - start) // width, count - 1) AS ends_in
-    FROM (SELECT purgatory, epoch_us(second) AS since, seconds, pending_max, pending_mean
-        FROM pending) CROSS JOIN page
-    WHERE since + seconds * 1000000 > start AND since < start + width * count
-  )
+  SELECT *, unnest(generate_series(greatest((since - {start}) // {width}, 0),
+      least((since + seconds * 1000000 - 1 - {start}) // {width}, {count} - 1))) AS place
+  FROM (SELECT purgatory, epoch_us(second) AS since, seconds, pending_max, pending_mean
+      FROM pending)
+  WHERE since + seconds * 1000000 > {start} AND since < {start} + {width} * {count}
 ) WHERE pending_max > 0 GROUP BY purgatory, place ORDER BY purgatory, place
 
---- keep hot_keys
+--- small hot_keys
 -- A key is as hot as its checks have tried operations.
 SELECT * FROM keys WHERE tried > 0 ORDER BY tried DESC, operations DESC, purgatory, key LIMIT 100
 
---- keep missed_keys
+--- small missed_keys
 SELECT * FROM keys WHERE missed_triggers > 0 ORDER BY missed_triggers DESC, purgatory, key LIMIT 100
 
 --- show hot_keys_in_order
@@ -345,18 +492,19 @@ SELECT purgatory, key, place, CAST(sum(tried) AS BIGINT) AS tried,
     CAST(sum(completed) AS BIGINT) AS completed FROM (
   SELECT c.purgatory, c.key, c.tried, c.completed,
     -- Checks are counted by the second, so the first span may begin within one.
-    CASE WHEN instant + 1000000 <= start THEN -1
-        ELSE greatest(least((instant - start) // width, count), 0) END AS place
+    CASE WHEN instant + 1000000 <= {start} THEN -1
+        ELSE greatest(least((instant - {start}) // {width}, {count}), 0) END AS place
   FROM accepted_checks c JOIN hot_keys h ON c.purgatory = h.purgatory AND c.key = h.key
-      CROSS JOIN page
 ) GROUP BY purgatory, key, place ORDER BY purgatory, key, place
 
 --- show missed_times
 SELECT m.purgatory, m.key, place, count(*) AS missed
-FROM (SELECT purgatory, unnest(array_distinct(keys)) AS key, ended_in AS place FROM spans
-    WHERE missed_trigger) t
-JOIN missed_keys m ON t.purgatory = m.purgatory AND t.key = m.key GROUP BY m.purgatory, m.key, place
-    ORDER BY m.purgatory, m.key, place
+FROM (
+  SELECT purgatory, unnest(array_distinct(keys)) AS key, CASE WHEN till < {start} THEN -1
+      ELSE least((till - {start}) // {width}, {count}) END AS place
+  FROM spans WHERE missed_trigger
+) t JOIN missed_keys m ON t.purgatory = m.purgatory AND t.key = m.key
+GROUP BY m.purgatory, m.key, place ORDER BY m.purgatory, m.key, place
 
 --- show worst_minutes
 SELECT * FROM outcomes ORDER BY expired DESC, minute, purgatory, kind LIMIT 50

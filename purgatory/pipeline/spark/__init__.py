@@ -8,9 +8,8 @@ Everything that touches rows runs in Spark itself, without Python on its workers
 caller's: no setting is changed, no view is left, nothing is stopped. It may be one of Spark
 Connect.
 
-- `_journal` reads a journal, and sets damaged files apart; `_inspect` names them and the reasons.
-- `_census` is the first pass over the rows: copies, runs, hours, reasons.
-- `_report` has the tables; `_curves` how long operations waited.
+- `_journal` reads a journal, and sets damaged files apart.
+- `_sums` runs the queries of ``report/rows.sql``, as DuckDB does; `_report` has the tables.
 - `_days` computes each day once, and merges the sums.
 """
 

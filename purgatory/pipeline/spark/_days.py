@@ -24,13 +24,40 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.pipeline._session import literal
-from purgatory.pipeline.spark._curves import LOGARITHM, VARIANCE, waits
 from purgatory.pipeline.spark._report import Report, report
 
 DAY: Final = 86_400_000_000
 """In microseconds."""
 OPERATION: Final = ("ended_at", "started_at")
 """The instants that an operation's day is from: the first that is known."""
+BINS: Final = """
+SELECT purgatory, kind, bin, count(*) AS n, count_if(outcome = 'completed') AS d
+FROM (
+  SELECT *, (wait + unit - 1) DIV unit * unit AS bin
+  FROM (
+    SELECT *, CAST(power(10, greatest(length(CAST(wait AS STRING)) - 3, 0)) AS BIGINT) AS unit
+    FROM (SELECT *, till - since AS wait FROM {spans})
+  )
+) WHERE started IS NOT NULL AND ended IS NOT NULL GROUP BY purgatory, kind, bin
+"""
+"""How many operations waited up to each timeout of three digits (`n`), and how many of them
+completed (`d`)."""
+SURVIVAL: Final = """
+SELECT purgatory, kind, bin / 1000000 AS timeout_s, at_risk,
+  IF(at_risk > d, exp(logarithm), 0D) AS expiry_rate,
+  IF(at_risk > d, exp(logarithm) * sqrt(variance), NULL) AS standard_error
+FROM (
+  SELECT *, sum(IF(at_risk > d, log1p(-d / at_risk), 0D)) OVER up AS logarithm,
+    sum(IF(at_risk > d, d / (CAST(at_risk AS DOUBLE) * (at_risk - d)), 0D)) OVER up AS variance
+  FROM (
+    SELECT *, sum(n) OVER (PARTITION BY purgatory, kind ORDER BY bin DESC) AS at_risk
+    FROM (
+      SELECT purgatory, kind, bin, sum(n) AS n, sum(d) AS d FROM {days}
+      GROUP BY purgatory, kind, bin
+    )
+  ) WINDOW up AS (PARTITION BY purgatory, kind ORDER BY bin)
+)
+"""
 ENDS: Final = ("started", "completed", "expired", "cancelled")
 WAITS: Final = ("wait_p50", "wait_p90", "wait_p99", "wait_p999", "wait_max")
 SUMS: Final = ("operations", "checks", "tried", "completed", "missed_triggers", "false_wakeups")
@@ -114,10 +141,7 @@ def _between(instant: Column, first: int) -> Column:
 
 
 def _write(made: Report, folder: str, day: date) -> None:
-    counted = waits(made.spans.where("ended IS NOT NULL"), by_run=False)
-    binned = counted.groupBy("purgatory", "kind", "bin").agg(
-        F.sum("n").alias("n"), F.sum("d").alias("d")
-    )
+    binned = made.outcomes.sparkSession.sql(BINS, spans=made.spans)
     tables = {"outcomes": made.outcomes, "keys": made.keys, "waits": binned.coalesce(1)}
     for name, table in tables.items():
         table.write.mode("overwrite").parquet(f"{folder}/{name}/day={day}")
@@ -143,22 +167,4 @@ def _keys(days: DataFrame) -> DataFrame:
 
 
 def _survival(days: DataFrame) -> DataFrame:
-    over = (
-        "OVER (PARTITION BY purgatory, kind ORDER BY bin {} ROWS BETWEEN UNBOUNDED PRECEDING "
-        "AND CURRENT ROW)"
-    )
-    up, down = over.format(""), over.format("DESC")
-    return (
-        days.groupBy("purgatory", "kind", "bin")
-        .agg(F.sum("n").alias("n"), F.sum("d").alias("d"))
-        .selectExpr("*", f"sum(n) {down} AS at_risk")
-        .selectExpr("*", f"{LOGARITHM} {up} AS logarithm", f"{VARIANCE} {up} AS variance")
-        .selectExpr(
-            "purgatory",
-            "kind",
-            "bin / 1000000 AS timeout_s",
-            "at_risk",
-            "IF(at_risk > d, exp(logarithm), 0D) AS expiry_rate",
-            "IF(at_risk > d, exp(logarithm) * sqrt(variance), NULL) AS standard_error",
-        )
-    )
+    return days.sparkSession.sql(SURVIVAL, days=days)

@@ -1,27 +1,28 @@
 """Reads journals natively: Parquet is read by Spark, without Python.
 
 Each file is read whole or not at all. Spark's reader reports little about damage, and does not
-notice some of it. So files that fail, or look wrong in the census, are read by pyarrow once more,
-which names the file and the reason:
+notice some of it. So one pass looks at every file, and files that fail or look wrong there are read
+by pyarrow once more, which names the file and the reason:
 
 | fault of a file | noticed by |
 |---|---|
 | damaged pages or footer, other types | Spark's reader, with checksums of pages |
 | a wider type | the footers: on this machine pyarrow reads them, elsewhere Spark merges their schemas |
 | a column is missing | the same on this machine; elsewhere a column without any value |
-| text that is not UTF-8 | the census |
+| text that is not UTF-8 | the pass |
 | no bytes | the listing |
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 from urllib.parse import quote
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from purgatory.pipeline._files import (
@@ -31,8 +32,10 @@ from purgatory.pipeline._files import (
     Vanished,
     distinct,
     is_uri,
+    relative,
     replaced_by,
 )
+from purgatory.pipeline._programs import without_secrets
 from purgatory.pipeline._reading import (
     Account,
     read_journals,
@@ -41,25 +44,30 @@ from purgatory.pipeline._remote import storage_of
 from purgatory.pipeline._rows import damaged_files, damaged_on_workers, replaced_on_workers
 from purgatory.pipeline._schemas import FOLDERS
 from purgatory.pipeline._session import literal
-from purgatory.pipeline._shown import without_secrets
 from purgatory.pipeline._workers import for_workers, send_package
-from purgatory.pipeline.spark._census import Census, judged, take_census
+from purgatory.pipeline.spark._sums import FIRST_PASS, Sums
 
 EMPTY: Final = "cannot be read as Parquet: Parquet file size is 0 bytes"
 """The reason that pyarrow has for a file without a byte. Spark skips such files."""
 GONE: Final = ("FILE_NOT_EXIST", "PATH_NOT_FOUND", "FileNotFoundException")
 """Words in the errors of Spark if a file or a folder was deleted."""
-SAFE: Final = "!$&'()*+,;=:@~"
-"""The characters that Spark does not encode in `_metadata.file_name`, which is a part of a URI."""
+SAFE: Final = "!$&'()*+,;=:@~/"
+"""The characters that Spark does not encode in `_metadata`, which has URIs."""
+PARQUET_V1: Final = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+"""The reader that has `_metadata`, also where `spark.sql.sources.useV1SourceList` does not name it."""
 OPTIONS: Final = {
-    "pathGlobFilter": "*.parquet",
+    "pathGlobFilter": "*.{parquet,pq}",
     "parquet.page.verify-checksum.enabled": "true",
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
     "mergeSchema": "false",
-    "recursiveFileLookup": "false",
+    "recursiveFileLookup": "true",
 }
 """The options of the reader, so that settings of the session make no difference."""
+BINARY_OPTIONS: Final = {
+    "pathGlobFilter": OPTIONS["pathGlobFilter"],
+    "recursiveFileLookup": OPTIONS["recursiveFileLookup"],
+}
 SMALL_BYTES: Final = 256 * 1024
 """Up to this average size of files, opening them again costs more than keeping their rows."""
 
@@ -73,7 +81,8 @@ class Journal:
     file."""
     checks: DataFrame
     account: Account = field(repr=False)
-    censuses: dict[str, Census] = field(repr=False)
+    known: dict[str, pa.Table] = field(repr=False)
+    """The small tables of the first pass."""
 
     @property
     def damaged(self) -> dict[str, str]:
@@ -94,16 +103,9 @@ def read_journal(spark: SparkSession, *journals: str) -> Journal:
     Raises:
         NoJournal: one of them has no folder ``operations``, or is compacted all the time.
     """
-    source, account = read_source(spark, journals)
-    return Journal(source.rows["operations"], source.rows["checks"], account, source.censuses)
-
-
-def read_source(
-    spark: SparkSession, journals: Iterable[str], folders: Sequence[str] = tuple(FOLDERS)
-) -> tuple["SparkSource", Account]:
-    """Reads some folders of journals."""
     source = SparkSource(spark)
-    return source, read_journals(source, distinct(journals), folders)
+    account = read_journals(source, distinct(journals))
+    return Journal(source.rows["operations"], source.rows["checks"], account, source.known)
 
 
 class SparkSource:
@@ -115,7 +117,8 @@ class SparkSource:
         self._kept: list[DataFrame] = []
         self.rows: dict[str, DataFrame] = {}
         """The rows of each folder that was read."""
-        self.censuses: dict[str, Census] = {}
+        self.known: dict[str, pa.Table] = {}
+        """The small tables of the first pass over them."""
 
     def close(self) -> None:
         """Forgets rows that were kept in memory."""
@@ -145,8 +148,9 @@ class SparkSource:
             if self._keeps_small_files and sum(sizes.values()) <= SMALL_BYTES * len(sizes):
                 self._kept.append(rows := rows.persist())
             left = sizes.keys() - damaged.keys()
+            sums = Sums({folder: rows})
             try:
-                census = take_census(judged(rows, folder), folder)
+                looks = sums.small(f"looks_of_{folder}")
             except (PySparkException, Py4JJavaError) as error:
                 _raise_if_gone(error, folder)
                 more = self._damaged(folder, listings, left)
@@ -155,12 +159,13 @@ class SparkSource:
                 damaged |= more
                 continue
             names = {without_secrets(file): file for file in left}
-            suspects = {names[name] for name in census.suspicious}
-            seen = {names[name] for name in census.seen}
-            # A file without rows is not in the census: its columns may be wrong.
-            more = self._damaged(folder, listings, suspects | (left - seen))
+            found = {each["file"]: each["is_fine"] for each in looks.to_pylist()}
+            fine = {file for name, file in names.items() if found.get(name)}
+            # The pass does not see a file without rows: its columns may be wrong.
+            more = self._damaged(folder, listings, left - fine)
             if not more:
-                self.rows[folder], self.censuses[folder] = rows, census
+                self.rows[folder] = rows
+                self.known |= {name: sums.small(name) for name in FIRST_PASS[folder]}
                 return damaged
             damaged |= more
 
@@ -175,29 +180,24 @@ class SparkSource:
         if not frames:
             empty = self._spark.createDataFrame([], FOLDERS[folder])
             frames = [empty.withColumn("file", F.lit(""))]
-        rows = reduce(DataFrame.unionAll, frames)
-        return rows.withColumn("part", F.coalesce("part", F.lit(0))) if folder == "checks" else rows
+        return reduce(DataFrame.unionAll, frames)
 
     def _files(
         self, journal: str, folder: str, listing: Listing, damaged: Iterable[str]
     ) -> DataFrame:
         place = f"{journal}/{folder}"
-        names = {file.rpartition("/")[2] for file in (*listing.sizes, *listing.replaced)}
-        name = "_metadata.file_name"
-        if any(quote(each, safe=SAFE) != each for each in names):
-            name = f"url_decode(replace({name}, '+', '%2B'))"
+        names = [relative(file, place) for file in (*listing.sizes, *listing.replaced)]
+        file = _name(place, names)
         without = [
-            file.rpartition("/")[2]
-            for file in (*listing.replaced, *damaged)
-            if file.rpartition("/")[0] == place
+            relative(each, place)
+            for each in (*listing.replaced, *damaged)
+            if each.startswith(f"{place}/")
         ]
-        rows = self._spark.read.schema(FOLDERS[folder]).options(**OPTIONS).parquet(literal(place))
+        reader = self._spark.read.schema(FOLDERS[folder]).options(**OPTIONS)
+        rows = reader.format(PARQUET_V1).load(literal(place))
         if without:  # Spark filters the listing by this, and does not open those files
-            encoded = {*without, *(quote(each, safe=SAFE) for each in without)}
-            rows = rows.where(~F.col("_metadata.file_name").isin(sorted(encoded)))
-        return rows.select(
-            "*", F.concat(F.lit(without_secrets(f"{place}/")), F.expr(name)).alias("file")
-        )
+            rows = rows.where(~file.isin(sorted(without)))
+        return rows.select("*", F.concat(F.lit(without_secrets(f"{place}/")), file).alias("file"))
 
     def _wrong_columns(
         self, folder: str, listings: dict[str, Listing], damaged: Iterable[str]
@@ -215,18 +215,14 @@ class SparkSource:
     def _has_types(self, journal: str, folder: str) -> bool:
         """Whether all files have the folder's types of columns."""
         options = OPTIONS | {"mergeSchema": "true"}
-        reader = self._spark.read.options(**options)
+        reader = self._spark.read.options(**options).format(PARQUET_V1)
         try:
-            found = reader.parquet(literal(f"{journal}/{folder}")).schema
+            found = reader.load(literal(f"{journal}/{folder}")).schema
         except (PySparkException, Py4JJavaError) as error:
             _raise_if_gone(error, folder)
             return False
         types = {each.name: each.dataType.simpleString() for each in found}
-        return all(
-            types.get(each.name, "bigint" if each.name == "part" else None)
-            == each.dataType.simpleString()
-            for each in FOLDERS[folder]
-        )
+        return all(types.get(each.name) == each.dataType.simpleString() for each in FOLDERS[folder])
 
     def _damaged(
         self, folder: str, listings: dict[str, Listing], files: Iterable[str]
@@ -243,19 +239,27 @@ class SparkSource:
         return found
 
     def _damaged_elsewhere(self, place: str, folder: str, files: list[str]) -> dict[str, str]:
-        names = [file.rpartition("/")[2] for file in files]
-        encoded = {*names, *(quote(each, safe=SAFE) for each in names)}
-        content = (
-            self._spark.read.format("binaryFile")
-            .option("pathGlobFilter", "*.parquet")
-            .load(literal(place))
-            .where(F.col("_metadata.file_name").isin(sorted(encoded)))
-            .select("path", "content")
-        )
+        names = [relative(file, place) for file in files]
+        reader = self._spark.read.format("binaryFile").options(**BINARY_OPTIONS)
+        content = reader.load(literal(place)).where(_name(place, names).isin(sorted(names)))
         send_package(self._spark)
         task = for_workers(damaged_on_workers, folder=folder)
-        found = content.mapInArrow(task, "name string, damage string").collect()
-        return {f"{place}/{row.name}": row.damage for row in found}
+        found = content.select("path", "content").mapInArrow(task, "path string, damage string")
+        return {f"{place}/{relative(row.path, place)}": row.damage for row in found.collect()}
+
+
+def _name(place: str, names: Iterable[str]) -> Column:
+    """The name of a row's file in a folder; of `names` at least one."""
+    names = [*names]
+    if any("/" in name for name in names):
+        # Spark filters the listing by paths without the two slashes of an empty host.
+        place = f"^[^:]*:(//[^/]*)?(/+[^/]+){{{len(relative(place, '').split('/'))}}}/+"
+        name = f"regexp_replace(_metadata.file_path, '{place}', '')"
+    else:
+        name = "_metadata.file_name"
+    if any(quote(each, safe=SAFE) != each for each in names):
+        name = f"url_decode(replace({name}, '+', '%2B'))"
+    return F.expr(name)
 
 
 def _raise_if_gone(error: BaseException, folder: str) -> None:

@@ -17,10 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._programs import add_master_option, shown
 from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline._session import spark_session
-from purgatory.pipeline._shown import shown
 from purgatory.pipeline.streaming._dashboard import address
 from purgatory.pipeline.streaming._job import Job
 from purgatory.pipeline.streaming._processor import ShardsChanged

@@ -82,6 +82,7 @@ def dirty_journal(journal: Path, rows: list[Row], checks: list[Row]) -> None:
     )
     pq.write_table(whole, journal / "operations" / f"{COMPACTED}x.parquet")
     write(journal, "operations", "copied", rows[:7])
+    write(journal, "operations", "day=2026-11-25/part 0#a", rows[7:14])
     write(
         journal,
         "operations",
