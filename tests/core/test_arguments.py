@@ -452,7 +452,7 @@ async def test_full_purgatory_refuses_only_operations_that_must_wait(keys):
         operations, refused = watch_all(purgatory, [Probe(30) for _ in range(3)], keys), Probe(30)
         waiting = []
         for end in ("cancel", "force_complete", "expiry", "task"):
-            words = r"cannot watch <Probe pending>: 3 operations wait in letters"
+            words = r"cannot watch <Probe pending>: max_pending \(3\) operations are pending"
             before = purgatory.statistics()
             for _ in range(10):
                 with pytest.raises(PurgatoryFull, match=words):
