@@ -46,15 +46,17 @@ class Dispatcher:
         current: the operation whose hook is running; or what else is running, while no hook may.
         queue: deferred work, and the contexts in which it runs.
         completed: how many operations checks have completed.
+        failed: operations of this iteration whose exception is not retrieved yet.
     """
 
-    __slots__ = ("_continuation_scheduled", "_loop", "completed", "current", "queue")
+    __slots__ = ("_continuation_scheduled", "_loop", "completed", "current", "failed", "queue")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self.current: object = None
         self.queue: deque[tuple[Work, Context]] = deque()
         self.completed = 0
+        self.failed: list[Any] = []
         self._continuation_scheduled = False
 
     def defer(self, work: Work, context: Context | None = None) -> None:

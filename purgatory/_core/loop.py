@@ -41,13 +41,12 @@ woken twice.
 """
 
 import os
-from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
+from asyncio import AbstractEventLoop, _get_running_loop, _set_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from math import inf, nextafter
 from threading import RLock
-from time import monotonic
 from typing import Any, Final, Generic, TypeVar, final
 
 from purgatory._core.arguments import describe
@@ -134,7 +133,7 @@ class LoopBinding:
                 if self.loop is UNBOUND or (
                     self.loop is not loop and self.loop.is_closed() and not pending
                 ):
-                    self.loop, self.time = loop, clock_of(loop)
+                    self.loop, self.time = loop, loop.time
                     return True
             if loop is self.loop:
                 return False
@@ -185,14 +184,6 @@ class LoopBinding:
                 "tests of one loop_scope)"
             )
         return f"bound to {self.loop!r}, but {why}"
-
-
-def clock_of(loop: AbstractEventLoop) -> Callable[[], float]:
-    """The clock of `loop`: `time.monotonic` itself where `loop.time` only calls that (5 % of an
-    operation's cycle)."""
-    if getattr(loop.time, "__func__", None) is BaseEventLoop.time:
-        return monotonic
-    return loop.time
 
 
 def report(loop: AbstractEventLoop, message: str, error: BaseException | None) -> None:

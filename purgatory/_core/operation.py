@@ -465,9 +465,20 @@ def _set_exception(operation: Operation, error: BaseException) -> None:
 
 def _check_retrieved_later(operation: Operation) -> None:
     """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
-    that a task which begins to await the operation in the next iteration can retrieve it."""
-    if _is_unretrieved(operation) and (loop := running_loop()) is not None:
-        loop.call_soon(loop.call_soon, _report_unretrieved, loop, operation, context=Context())
+    that a task which begins to await the operation in the next iteration can retrieve it. One
+    callback serves all operations of an iteration."""
+    loop = running_loop()
+    if loop is not None and _is_unretrieved(operation):
+        failed = dispatcher_of(loop).failed
+        failed.append(operation)
+        if len(failed) == 1:
+            loop.call_soon(_report_in_next_iteration, loop, context=Context())
+
+
+def _report_in_next_iteration(loop: AbstractEventLoop) -> None:
+    dispatcher = dispatcher_of(loop)
+    loop.call_soon(_report_unretrieved, loop, dispatcher.failed, context=Context())
+    dispatcher.failed = []
 
 
 def _is_unretrieved(operation: Operation) -> bool:
@@ -479,8 +490,8 @@ def _is_unretrieved(operation: Operation) -> bool:
     )
 
 
-def _report_unretrieved(loop: AbstractEventLoop, operation: Operation) -> None:
-    if _is_unretrieved(operation):
+def _report_unretrieved(loop: AbstractEventLoop, failed: list[Operation]) -> None:
+    for operation in filter(_is_unretrieved, failed):
         report(
             loop,
             f"a hook of {describe(operation)} raised, and no task awaits it",

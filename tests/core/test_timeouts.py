@@ -138,7 +138,7 @@ def without_hold_ups(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
             held_up = asyncio.create_task(until_held_up(HOLD_UP, asyncio.get_running_loop().time()))
             try:
                 return await test(self)
-            except AssertionError:
+            except (AssertionError, TimeoutError):
                 await asyncio.sleep(0.02)
                 if not held_up.done():
                     raise

@@ -77,13 +77,13 @@ def by_time_machine():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("travel", [by_freezegun, by_time_machine])
-def test_wait_after_a_time_travel_ends(kind, travel):
+def test_waits_in_and_after_time_travel_end(kind, travel):
     async def main():
         objects = Objects()
         await objects.expires(kind, 0.01)
         with travel():
             staying = asyncio.ensure_future(objects.expires(kind, 3600))
-            await asyncio.sleep(0.01)
+            await asyncio.wait_for(objects.expires(kind, 0.01), 60)
         await asyncio.wait_for(objects.expires(kind, 0.01), 60)
         assert not staying.done()
         staying.cancel()
