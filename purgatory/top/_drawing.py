@@ -151,9 +151,7 @@ def total(state: dict[str, Any]) -> Text:
     """The sum over all workers that are known."""
     others = state["others"]
     pending = sum(each["pending"] for each in [*state["purgatories"], *others] if each["pending"])
-    polls = [each["polls"] for each in others]
-    if state["polls"] is not None:
-        polls.append(state["polls"]["open"])
+    polls = [*(each["polls"] for each in others), (state["polls"] or {}).get("open")]
     known = [each for each in polls if each is not None]
     more = f", {plural(sum(known), 'poll')} open" if known else ""
     workers = plural(len(others) + 1, "worker")
@@ -163,8 +161,8 @@ def total(state: dict[str, Any]) -> Text:
 def head(state: dict[str, Any], error: str, now: float) -> list[Text]:
     """Whether the figures are current, of which worker they are, and the lines for all of it."""
     worker, lags = state["worker"], [point[1] for point in state["history"][-10:] if len(point) > 1]
-    title = Text.assemble((printable(state.get("service", "purgatory")), "bold"))
-    title.append(f"   worker {printable(worker['pid'])}   ")
+    service, worker_pid = printable(state.get("service", "purgatory")), printable(worker["pid"])
+    title = Text.assemble((service, "bold"), f"   worker {worker_pid}   ")
     if "at" in state:
         title.append(time.strftime("%H:%M:%S   ", time.localtime(state["at"])))
     lines = [title]
@@ -180,8 +178,7 @@ def head(state: dict[str, Any], error: str, now: float) -> list[Text]:
         lines.append(total(state))
     relay, polls = state["relay"], state["polls"]
     if relay is not None:
-        connection = "connected" if relay["isConnected"] else "AWAY"
-        style = "" if relay["isConnected"] else "bold red"
+        connection, style = ("connected", "") if relay["isConnected"] else ("AWAY", "bold red")
         lines.append(Text(f"relay: {connection} for {duration(relay['for'])}", style))
     if polls is not None:
         ends = [f"{count:,} {printable(name)}" for name, count in polls["endings"].items() if count]
@@ -211,9 +208,7 @@ def screen(
     if len(others) > most:
         lines.append(Text(f"and {plural(len(others) - most, 'more worker')}"))
     lines += [Text(), *overview(state, width)]
-    shown = [
-        each for each in state["purgatories"] if each.get("oldest") or each.get("missedLast")
-    ]  # fmt: skip
+    shown = [each for each in state["purgatories"] if each.get("oldest") or each.get("missedLast")]
     for number, purgatory in enumerate(shown):
         room = (height - 1 - len(lines)) // (len(shown) - number) - 1
         lines += [Text(), *details(purgatory, room, width)]

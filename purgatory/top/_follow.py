@@ -6,7 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final
@@ -128,25 +128,22 @@ def follow(source: Source, console: Console) -> None:
     state: dict[str, Any] | None = None
     message, chosen, notice = f"connecting to {source.shown}", "", ""
     top, drawn_at = 0, 0.0
-    is_terminal = console.is_terminal
     with (
-        _keyboard() if is_terminal else nullcontext() as keyboard,
+        _keyboard() if console.is_terminal else nullcontext() as keyboard,
         Live(console=console, screen=True, auto_refresh=False)
-        if is_terminal
+        if console.is_terminal
         else nullcontext() as live,
     ):
         while True:
             keys = [] if live is None else _pressed(keyboard, 0.05)
             if "q" in keys:
                 return
-            is_new = True
-            try:
+            latest: News | None = None
+            with suppress(Empty):
                 latest = news.get(block=live is None)
-            except Empty:
-                is_new = False
-            else:
-                if isinstance(latest, Exception):
-                    raise latest
+            if isinstance(latest, Exception):
+                raise latest
+            if latest is not None:
                 state, message = latest[0] or state, latest[1]
                 if message or (state is not None and chosen in ("", name_of(state["worker"]))):
                     chosen = notice = ""
@@ -158,7 +155,7 @@ def follow(source: Source, console: Console) -> None:
                     if chosen
                     else "no other worker is known"
                 )
-            if not is_new and not keys and time.monotonic() - drawn_at < 1.0:
+            if latest is None and not keys and time.monotonic() - drawn_at < 1.0:
                 continue
             drawn_at = time.monotonic()
             with of_a_page():
