@@ -198,7 +198,9 @@ def test_handle_refuses_other_loops_and_none(
         purgatory, (handle, read) = home.run(begin())
         before = read()
         if rule is REFUSED:
-            with pytest.raises(WrongLoop, match=r"bound to .* but the running loop is .*loop_scope"):
+            with pytest.raises(
+                WrongLoop, match=r"bound to .* but the running loop is .*loop_scope"
+            ):
                 other.run(elsewhere(handle))
             with pytest.raises(WrongLoop, match="but no event loop is running"):
                 result = call(handle)
