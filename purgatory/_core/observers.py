@@ -187,7 +187,9 @@ class Notifier:
     def __init__(self, name: str, observers: Sequence[Observer], report: Report) -> None:
         self.name = name
         self._observers = tuple(observers)
-        self._start_observers = [each for each in observers if hasattr(each, "operation_started")]
+        self._start_observers: list[Any] = [
+            each for each in observers if hasattr(each, "operation_started")
+        ]
         self._check_observers = [each for each in observers if overrides_key_checked(each)]
         self._report = report
 

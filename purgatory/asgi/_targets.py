@@ -14,7 +14,7 @@ interrupt, so `cancelled_once` delivers only the first cancellation.
 from asyncio import CancelledError, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Iterator
 from inspect import isawaitable
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, cast, final
 
 from anyio import CancelScope
 
@@ -207,9 +207,10 @@ class AwaitableTarget(Target[T]):
 
 async def cancelled_once(awaitable: Awaitable[T], scope: CancelScope) -> T:
     """Awaits foreign code, which `scope` cancels once, as `Task.cancel` would."""
+    value: Any = None
     with CancelScope() as cleanup:
-        value: T = await _CancelledOnce(_awaited(awaitable), scope, cleanup)
-    return value
+        value = await _CancelledOnce(_awaited(awaitable), scope, cleanup)
+    return cast("T", value)
 
 
 @final

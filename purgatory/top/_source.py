@@ -59,7 +59,8 @@ def of_a_page() -> Iterator[None]:
 class _NoRedirect(HTTPRedirectHandler):
     """The headers are secrets, of the server whose address the user gave."""
 
-    def redirect_request(self, *request: Any) -> None:
+    # urllib passes six arguments by position
+    def redirect_request(self, *request: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuses a redirect."""
         _, response, *_, url = request
         response.close()

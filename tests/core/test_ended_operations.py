@@ -4,7 +4,6 @@ is notified, once. That no call leaves garbage is tested in `tests/test_soak.py`
 
 import asyncio
 import gc
-import tracemalloc
 from collections import Counter
 
 import pytest
@@ -82,10 +81,13 @@ async def test_unseen_failure_is_reported_after_cancelled_wait(reports):
 
 
 @on_virtual_time
+@pytest.mark.cpython
 @pytest.mark.parametrize(
     ("keys", "timeout"), [("own", None), ("own", 30.0), ("shared", 30.0), ("shared", float("inf"))]
 )
 async def test_large_table_is_freed_after_operations_left(purgatory, keys, timeout):
+    import tracemalloc  # PyPy has none
+
     await purgatory.acancel_for_key("bind")
     await iterations(2)
     with collector(is_on=False):

@@ -16,10 +16,11 @@ from purgatory.pipeline._session import literal
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import ROWS, Line, Page, Query, Step
 from purgatory.pipeline.spark._journal import GONE, SparkSource
-from purgatory.pipeline.spark._sums import Sums
+from purgatory.pipeline.spark._sums import Sums, frame_of
 
 SIDE_BY_SIDE: Final = 3
-"""The tables that are computed at the same time: the last tasks of one leave cores to the next."""
+"""The tables that are computed at the same time: the last tasks of one leave cores to the next.
+Through Spark Connect one: there a name that two queries use lasts for the first to end."""
 WRITTEN: Final = [query for query in ROWS if query.role in ("write", "reject")]
 SMALL: Final = [query for query in ROWS if query.role == "small"]
 SHOWN: Final = [query for query in ROWS if query.role == "show"]
@@ -66,7 +67,7 @@ class Spark(SparkSource):
             return self._small.run(query, work)
         self._small.run(Query("keep", query.name, query.text), work)
         table = self._small.select(f'SELECT * FROM "{query.name}"')
-        self._session.createDataFrame(table).coalesce(1).write.parquet(f"{work}/{query.place}")
+        frame_of(self._session, table).coalesce(1).write.parquet(f"{work}/{query.place}")
         return []
 
     def _sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
@@ -84,19 +85,19 @@ class Spark(SparkSource):
             return lines
 
         step("tables")
-        _side_by_side(
+        self._side_by_side(
             [partial(write, query) for query in WRITTEN]
             + [partial(made.small, name) for name in SUMS]
         )
         step("lines of the page")
-        _side_by_side([partial(made.small, name) for name in OF_WRITTEN])
-        lines = _side_by_side([partial(collected, query) for query in SHOWN])
+        self._side_by_side([partial(made.small, name) for name in OF_WRITTEN])
+        lines = self._side_by_side([partial(collected, query) for query in SHOWN])
         for query in SMALL:
             self.add(query.name, made.small(query.name))
         return dict(zip([query.name for query in SHOWN], lines, strict=True)), made.page
 
-
-def _side_by_side(jobs: Iterable[Callable[[], Any]]) -> list[Any]:
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        return [future.result() for future in futures]
+    def _side_by_side(self, jobs: Iterable[Callable[[], Any]]) -> list[Any]:
+        is_classic = isinstance(self._session, SparkSession)
+        with ThreadPoolExecutor(SIDE_BY_SIDE if is_classic else 1) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            return [future.result() for future in futures]

@@ -14,7 +14,7 @@ from purgatory.pipeline._schemas import FOLDERS
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import REPORT
 from purgatory.pipeline.spark._journal import Journal
-from purgatory.pipeline.spark._sums import Sums
+from purgatory.pipeline.spark._sums import Sums, frame_of
 
 
 class Report:
@@ -85,7 +85,7 @@ class Report:
                 if query.name in views:
                     engine.run(query, "")
             [text] = [query.text for query in REPORT if query.name == name]
-            return self._sums.session.createDataFrame(engine.select(text))
+            return frame_of(self._sums.session, engine.select(text))
 
 
 def _checked(rows: DataFrame, folder: str) -> DataFrame:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import COPIES, ROWS, Page, copies_in, on_spark
@@ -36,6 +36,15 @@ FIRST_PASS: Final = {
 """The small tables of the first pass over the rows of a folder."""
 TOGETHER: Final = ("curves", "answers")
 """Small tables of the same sums."""
+
+
+def frame_of(session: SparkSession, table: pa.Table) -> DataFrame:
+    """A table as a DataFrame. Through Spark Connect an empty one has no schema, so it is made of one
+    row, which is left out."""
+    if table.num_rows:
+        return session.createDataFrame(table)
+    row = pa.table([pa.nulls(1, field.type) for field in table.schema], table.schema.names)
+    return session.createDataFrame(row).limit(0)
 
 
 class Sums:
@@ -117,6 +126,6 @@ class Sums:
                 kept[name] = self._run(name, kept).persist()
             return kept[name]
         is_small = role == "small"
-        frame = self.session.createDataFrame(self.small(name)) if is_small else self.frame(name)
+        frame = frame_of(self.session, self.small(name)) if is_small else self.frame(name)
         self._frames[name] = frame
         return frame
