@@ -41,7 +41,8 @@ woken twice.
 """
 
 import os
-from asyncio import AbstractEventLoop, _get_running_loop, _set_running_loop, events
+import time
+from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
@@ -75,7 +76,7 @@ if PYPY:
     # The loop runs in the parent alone; CPython compares the process id for that reason.
     os.register_at_fork(after_in_child=lambda: _set_running_loop(None))
 
-constants(running_loop=running_loop)
+constants(running_loop=running_loop, LOOP_TIME=BaseEventLoop.time, TIME=time)
 
 MAX_PER_ITERATION: Final = 512
 """Limit of the work in one iteration of the loop before other callbacks can run: the number of
