@@ -159,10 +159,10 @@ async def start_waits(
     go to `log`, too."""
 
     async def wait(number: int, arguments: tuple[Any, ...]) -> Any:
-        result = await outcome(purgatory.wait(*arguments))
-        if log is not None:
-            log.append((number, result))
-        return result
+        if log is None:
+            return await outcome(purgatory.wait(*arguments))  # a name would make a cycle with it
+        log.append((number, await outcome(purgatory.wait(*arguments))))
+        return log[-1][1]
 
     tasks = [asyncio.create_task(wait(number, arguments)) for number, arguments in enumerate(waits)]
     await iterations()
