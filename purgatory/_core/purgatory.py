@@ -769,18 +769,10 @@ class Purgatory(Generic[Op]):
         if check is not None:
             check.request_recheck()
             return 0
-        dispatcher = self._dispatcher
-        before = dispatcher.completed
+        before = self._dispatcher.completed
         check = self._checks[key] = KeyCheck(self, key)
-        try:
-            spent = check.run(MAX_PER_ITERATION)
-        except BaseException:
-            dispatcher.current = None
-            dispatcher.continue_later()
-            raise
-        dispatcher.current = None
-        dispatcher.run_queue(MAX_PER_ITERATION - spent)
-        return dispatcher.completed - before
+        self._dispatcher.perform(check.run)
+        return self._dispatcher.completed - before
 
     def _check_later(self, key: Hashable) -> None:
         """Queues a check of `key`, to run after the running hook and all work deferred earlier."""
