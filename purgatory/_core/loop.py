@@ -5,13 +5,13 @@ An object belongs to the loop in which it is used first. Each public method begi
 the object at its first use and refuses the call otherwise.
 
 A timing wheel has one `loop.call_at` for each bucket, however many entries wait there. A new bucket
-is armed once, and stays armed until its time has come: an early callback (uvloop
-rounds to milliseconds, asyncio calls early by the resolution of its clock, deadlines beyond a day
-are scheduled in stages) arms it again, empty or not, and later by a share of a tick at least. So it
+is armed once, and stays armed until its time has come: an early callback (uvloop rounds to
+milliseconds, asyncio calls early by the resolution of its clock, deadlines beyond a day are
+scheduled in stages) arms it again, empty or not, and later by a share of a tick at least. So it
 ends on a clock that does not move between two callbacks. A clock that leaps back takes the wheel
-with it. The callback expires the entries that are due, or begins to cascade the bucket, a bounded amount for
-each iteration of the loop; the rest follows in the next ones, so that ten thousand timers of one
-instant do not block a socket.
+with it. The callback expires the entries that are due, or begins to cascade the bucket, a bounded
+amount for each iteration of the loop; the rest follows in the next ones, so that ten thousand
+timers of one instant do not block a socket.
 
 A bucket whose last entry was removed stays armed as well, because the next entry will often need
 it: this costs at most one callback without work for each bucket. When nothing waits any more, all
