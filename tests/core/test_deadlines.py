@@ -433,7 +433,7 @@ def test_entry_joining_early_empty_bucket_ends_on_time(kind):
 
 @on_virtual_time
 @on_every_wait
-async def test_loop_has_one_timer_per_bucket_and_none_when_idle(kind):
+async def test_loop_has_one_timer_per_used_bucket(kind):
     async with Ends(kind, wheel_size=10, tick=1.0) as ends:
         spy, far = Spy(ends.loop), 500.0 if kind != "timeout" else 500_000.0
         groups = (5.0, 6.0, far + 55, far + 56, far + 57.5)

@@ -246,9 +246,7 @@ def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Pat
     assert row[-3:] == ["not answerable"] * 3
 
 
-def test_plain_journal_has_no_empty_sections_and_answers_zero(
-    sized: Chrome, tmp_path: Path
-) -> None:
+def test_plain_journal_answers_zero_without_empty_sections(sized: Chrome, tmp_path: Path) -> None:
     rows = [
         operation(number, timeout_s=2.0, ended_at=START + timedelta(seconds=1 + number / 20))
         for number in range(20)

@@ -247,7 +247,7 @@ def test_a_terminal_of_80_by_24_has_everything():
     assert sum("Job" in line for line in lines) >= 6
 
 
-def test_age_of_the_figures_is_shown_without_a_server():
+def test_figures_show_their_age_without_server():
     lines = lines_of(state(at=1000.0), error="reconnecting to x", now=1012.2)
     assert "OLD FIGURES, 12 s ago" in lines[0] and lines[1] == "reconnecting to x"
     assert "live" not in lines[0]
