@@ -12,7 +12,6 @@ The README in this folder explains the protocol, the promises, and how to write 
 
 from purgatory.relay._membership import Worker
 from purgatory.relay._messages import (
-    Announcement,
     Change,
     ChangeMessage,
     Delivery,
@@ -26,7 +25,6 @@ from purgatory.relay._relay import Relay, RelayStatistics
 from purgatory.relay._store import Store, StoreWithDeliveries, SweptStore
 
 __all__ = [
-    "Announcement",
     "Change",
     "ChangeMessage",
     "Delivery",

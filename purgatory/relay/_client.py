@@ -198,12 +198,21 @@ class StoreClient:
                 f"takes at most {limit}"
             )
 
+        return await self.settle("deliver to", delivery, connection)
+
+    async def settle(self, action: str, delivery: Delivery, connection: Any = None) -> bool:
+        """Settles a key, without a check. Returns whether this call did it.
+
+        Raises:
+            RelayUnavailable: as with `deliver`.
+        """
+
         async def settle() -> int:
             store = cast(StoreWithDeliveries, self.store)
-            return (await store.settle([delivery], connection))[key]
+            return (await store.settle([delivery], connection))[delivery.key]
 
         own = None if connection is None else settle
-        return bool(await self._answer("deliver to", "delivered", self.deliveries, delivery, own))
+        return bool(await self._answer(action, "delivered", self.deliveries, delivery, own))
 
     async def _settle(self, deliveries: Sequence[Delivery]) -> Mapping[str, int]:
         # Half the timeout leaves time for a second attempt.

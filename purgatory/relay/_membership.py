@@ -1,39 +1,47 @@
-"""Lists the other processes. A process that wants to be listed announces itself through the store's
-channel, or, if strangers can use the channel, through the store itself.
+r"""Lists the other processes. Calls and rows are delivered values, so strangers to the store can
+neither read nor forge them.
 
-    A announces itself and calls all others to do so   when the list is requested in A
-    B announces itself                                 at once
-    A announces itself and calls again                 3 s later, if the list is still requested in
-                                                       A or B
-    B is killed                                        10 s later it is no longer listed
+    A settles "\0workers" for 3 s              when the list is requested in A
+    B hears of it, and settles                at once, as A does
+    "\0workers/5c02d1/17" with its details
+    A hears of that key, reads it, and        10 s later it is no longer listed
+    lists B
 
-Each process receives every announcement, so one call serves all lists. A channel keeps no
-announcements. A store keeps at most the last one of each process, and the next announcement of any
-process removes those older than some seconds. Without requests for the list, nothing is sent. A
-lost announcement is replaced after the next call.
-
-This module uses no network, loop or clock.
+While a call is settled, no other process can make one, so one call serves all lists. Without
+requests for the list, nothing is sent. A lost message is replaced after the next call.
 """
 
-from collections.abc import Callable, Mapping
+from asyncio import Task, get_running_loop, sleep
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from json import dumps, loads
 from math import inf
-from secrets import token_hex
+from secrets import token_bytes, token_hex
 from typing import Any, Final, NamedTuple, final
 
-from purgatory.relay._messages import Announcement
+from purgatory import RelayUnavailable
+from purgatory.relay._client import StoreClient
+from purgatory.relay._messages import Delivery
+from purgatory.relay._receiver import Receiver
 
-ANNOUNCE_INTERVAL: Final = 3.0
-"""Seconds between two calls to all processes to announce themselves."""
+CALL: Final = "\0workers"
+"""Key of a call to all processes, and the beginning of the keys of their rows."""
+
+CALL_INTERVAL: Final = 3.0
+"""Seconds between two calls."""
 
 MEMBER_TTL: Final = 10.0
-"""Seconds without an announcement after which a process is no longer listed: three calls."""
+"""Seconds without a row after which a process is no longer listed: three calls."""
 
-MIN_REPLY_INTERVAL: Final = 0.5
-"""Minimum interval between replies, in seconds: concurrent calls share one reply, and forged calls
-cannot trigger a storm."""
+READ_DELAY: Final = 0.05
+"""Seconds for which the keys of rows gather before one read fetches them all."""
 
-MAX_MEMBERS: Final = 256
-"""Limit of listed processes."""
+MAX_ROW_BYTES: Final = 4_000
+"""Size limit of a row, in bytes."""
+
+MAX_ROWS: Final = 100
+"""Limit of rows in a read. Further ones are read after the next call."""
 
 About = Callable[[], Mapping[str, Any]]
 
@@ -41,74 +49,96 @@ About = Callable[[], Mapping[str, Any]]
 @final
 class Worker(NamedTuple):
     """Another process of the same relay, as it announced itself. Do not trust it: any user of the
-    store can send announcements."""
+    store can announce itself."""
 
     id: str
     """Random id, created when the process opened its relay."""
     about: Mapping[str, Any]
     heard_at: float
-    """Loop time at which its last announcement was received."""
+    """Loop time at which its last row was received."""
 
 
 @final
 class Membership:
-    """The other processes, as known here, and this process's own announcement."""
+    """The other processes, as known here.
 
-    def __init__(self) -> None:
-        self.id = ""
-        self.about: About | None = None
-        """Returns the details that this process publishes; None if it does not want to be
-        listed."""
+    Args:
+        client: a client of an open store.
+        receiver: reads the values of the store.
+        about: returns the function that returns this process's details; None if the process is not
+            to be listed.
+        start: starts a task with a name.
+    """
+
+    def __init__(
+        self,
+        client: StoreClient,
+        receiver: Receiver,
+        about: Callable[[], About | None],
+        start: Callable[[Coroutine[Any, Any, None], str], "Task[None]"],
+    ) -> None:
+        self._client, self._receiver, self._about, self._start = client, receiver, about, start
+        self._time = get_running_loop().time
+        self._id = token_hex(8)
+        self._rows_made = 0
         self._others: dict[str, Worker] = {}
-        self._requested_at = -inf
-        """Time of the last call by any process."""
-        self._listed_at = -inf
-        """Time of the last request for the list in this process."""
-        self._replied_at = -inf
-        """Time of the last announcement in reply to a call."""
+        self._called_at = self._listed_at = self._answered_at = -inf
+        self._unread: dict[str, None] = {}
+        """Keys of rows to read, in order."""
 
-    def begin(self) -> None:
-        """Creates a new id. Not in the constructor, because the process may fork after constructing
-        the relay."""
-        self.id = token_hex(8)
-
-    def is_due(self, now: float) -> bool:
-        """Whether a call to all processes is due. If so, it counts as sent."""
-        self._listed_at = now
-        if now < self._requested_at + ANNOUNCE_INTERVAL:
-            return False
-        self._requested_at = now
-        return True
-
-    def is_interested(self, now: float) -> bool:
-        """Whether this process needs announcements: it wants to be listed, or the list was
-        requested."""
-        return self.about is not None or now < self._listed_at + MEMBER_TTL
-
-    def announcement(self, calls: bool) -> Announcement:
-        """The announcement of this process. Propagates errors of `about`."""
-        return Announcement(self.id, calls, None if self.about is None else dict(self.about()))
-
-    def on_announcement(self, announcement: Announcement, now: float) -> bool:
-        """Handles a received announcement, perhaps this process's own. Returns whether to reply."""
-        id_, calls, about = announcement
-        if id_ == self.id:
-            return False
-        if about is not None and (id_ in self._others or len(self.others(now)) < MAX_MEMBERS):
-            self._others[id_] = Worker(id_, about, now)
-        if not calls:
-            return False
-        self._requested_at = now
-        if self.about is None or now < self._replied_at + MIN_REPLY_INTERVAL:
-            return False
-        self._replied_at = now
-        return True
-
-    def others(self, now: float) -> list[Worker]:
-        """The other processes, in the order of their first announcements."""
+    def others(self) -> list[Worker]:
+        """The other processes, in the order of their first rows. Also calls all processes, unless
+        this was done in the last seconds."""
+        now = self._listed_at = self._time()
+        if now >= self._called_at + CALL_INTERVAL and hasattr(self._client.store, "settle"):
+            self._called_at = now
+            self._settle(CALL, b"")
         self._others = {
-            id_: worker
-            for id_, worker in self._others.items()
-            if now < worker.heard_at + MEMBER_TTL
+            id_: each for id_, each in self._others.items() if now < each.heard_at + MEMBER_TTL
         }
         return list(self._others.values())
+
+    def on_settled(self, keys: Sequence[str]) -> None:
+        """Handles a message that names these keys."""
+        now = self._time()
+        for key in keys:
+            if key == CALL and now >= self._answered_at + CALL_INTERVAL / 2.0:
+                self._answered_at = now
+                self._answer()
+            elif key.startswith(f"{CALL}/") and now < self._listed_at + MEMBER_TTL:
+                if not self._unread:
+                    self._start(self._read(), "reading workers")
+                self._unread[key] = None
+
+    def _answer(self) -> None:
+        about = self._about()
+        if about is None:
+            return
+        try:
+            row = dumps(dict(about()), separators=(",", ":")).encode()
+            if len(row) > MAX_ROW_BYTES:
+                raise ValueError(f"expected at most {MAX_ROW_BYTES} bytes of JSON, got {len(row)}")
+        except Exception as error:
+            message = f"{self._client.store.address}: cannot announce this process to the others"
+            get_running_loop().call_exception_handler({"message": message, "exception": error})
+        else:
+            self._rows_made += 1
+            self._settle(f"{CALL}/{self._id}/{self._rows_made}", row)
+
+    def _settle(self, key: str, value: bytes) -> None:
+        async def settle() -> None:
+            with suppress(Exception):  # the next call follows soon
+                delivery = Delivery(key, value, CALL_INTERVAL, token_bytes(16))
+                await self._client.settle("announce", delivery)
+
+        self._start(settle(), "announcing")
+
+    async def _read(self) -> None:
+        await sleep(READ_DELAY)
+        keys = list(islice(self._unread, MAX_ROWS))
+        self._unread.clear()
+        with suppress(RelayUnavailable, ValueError):
+            for key, row in (await self._receiver.read(keys)).items():
+                id_, about = key.split("/")[1], loads(row)
+                if id_ != self._id and isinstance(about, dict):
+                    self._others[id_] = Worker(id_, about, self._time())

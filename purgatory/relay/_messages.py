@@ -11,8 +11,6 @@ On the wire a message is JSON:
 - A change message is an array. `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]` means: in
   epoch 8f3a21c0, the writes after position 41 and up to 43 gave these keys these versions.
 - A probe is a string, which a relay sends to itself.
-- An announcement is an object, in which a process describes itself: `{"id": "5c02d1", "calls":
-  true, "about": {"pid": 7}}`.
 - A hint is an array of keys, `["orders/7", "orders/9"]`, which may have changed; an empty array
   means any key. Stores send hints through channels open to strangers. A hint only causes a read.
 - `{"settled": ["payments/7"]}` names keys to which replies were delivered; without keys, any key
@@ -35,8 +33,8 @@ NO_POSITION: Final = -1
 MAX_KEY_BYTES: Final = 512
 """Size limit of a key in UTF-8, in bytes."""
 
-MAX_ANNOUNCEMENT_BYTES: Final = 4_000
-"""Size limit of an announcement, in bytes; all channels allow 7,000."""
+MAX_PROBE_BYTES: Final = 100
+"""Size limit of a probe, in bytes."""
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """Size limit of a message, in bytes; a message with 100 keys of 512 bytes takes 310,000."""
@@ -50,11 +48,8 @@ MAX_TTL: Final = 2.0**31
 MAX_NUMBER: Final = 2**53
 """Limit of versions and positions: the largest integer that all stores and JSON keep exactly."""
 
-MAX_DEPTH: Final = 8
-"""Limit of nested lists and objects in an announcement."""
-
 NAME: Final = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
-"""The form of epochs and ids."""
+"""The form of epochs."""
 
 
 @final
@@ -124,17 +119,6 @@ class ReadResult(NamedTuple):
     forgotten."""
 
 
-@final
-class Announcement(NamedTuple):
-    """A process's description of itself for the other processes."""
-
-    id: str
-    calls: bool
-    """Whether it asks the other processes for their announcements."""
-    about: Mapping[str, Any] | None
-    """Published details; None if the process does not want to be listed."""
-
-
 def encode(message: ChangeMessage) -> bytes:
     """Encodes a change message for the channel."""
     return dumps(message, separators=(",", ":")).encode()
@@ -158,24 +142,8 @@ def encode_settled(keys: Iterable[str], max_bytes: int) -> list[bytes]:
     ]
 
 
-def encode_announcement(announcement: Announcement) -> bytes:
-    """Encodes an announcement for the channel.
-
-    Raises:
-        ValueError: it is larger than `MAX_ANNOUNCEMENT_BYTES`.
-        TypeError: a part of it cannot be encoded as JSON.
-    """
-    payload = dumps(announcement._asdict(), separators=(",", ":")).encode()
-    if len(payload) > MAX_ANNOUNCEMENT_BYTES:
-        raise ValueError(
-            f"an announcement must be at most {MAX_ANNOUNCEMENT_BYTES} bytes as JSON, "
-            f"got {len(payload)}"
-        )
-    return payload
-
-
-def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | Announcement | str:
-    """Decodes a received message: a change, a hint, an announcement, a probe, or settled keys. The
+def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | str:
+    """Decodes a received message: a change, a hint, a probe, or settled keys. The
     sender may be a stranger, so types, bounds and names are checked here, for all stores.
 
     Raises:
@@ -189,20 +157,13 @@ def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | Announcemen
     raise ValueError(f"not a message of a relay: {payload[:100]!r}")
 
 
-def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | Announcement | str | None:
+def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | str | None:
     """The message in decoded JSON, or None. May raise the exceptions that `decode` suppresses."""
     if type(message) is str:
-        return message if size <= MAX_ANNOUNCEMENT_BYTES else None
+        return message if size <= MAX_PROBE_BYTES else None
     if type(message) is dict:
-        if "settled" in message:
-            keys = message["settled"]
-            return Settled(tuple(map(check_key, keys))) if type(keys) is list else None
-        id_, calls, about = message["id"], message["calls"], message["about"]
-        is_small = size <= MAX_ANNOUNCEMENT_BYTES  # announcements are stored for a while
-        is_described = about is None or (type(about) is dict and _depth(about) <= MAX_DEPTH)
-        if is_small and _is_name(id_) and type(calls) is bool and is_described:
-            return Announcement(id_, calls, about)
-        return None
+        keys = message["settled"]
+        return Settled(tuple(map(check_key, keys))) if type(keys) is list else None
     if type(message) is not list:
         return None
     if all(type(key) is str for key in message):
@@ -212,17 +173,6 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | Announ
     if has_numbers and all(type(version) is int for version in versions.values()):
         return check_message(ChangeMessage(epoch, after, position, versions))
     return None
-
-
-def _depth(value: Any) -> int:
-    """Nesting depth of lists and objects in JSON."""
-    parts = value.values() if type(value) is dict else value if type(value) is list else ()
-    return 1 + max(map(_depth, parts)) if parts else 0
-
-
-def _is_name(value: object) -> bool:
-    """Whether `value` has the form of an epoch or id; these appear in headers and pages."""
-    return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
 def check_message(message: ChangeMessage) -> ChangeMessage:
@@ -251,7 +201,7 @@ def check_result(result: ReadResult) -> ReadResult:
 
 
 def _check_numbers(epoch: str, position: int, versions: Mapping[str, int]) -> None:
-    if not _is_name(epoch):
+    if not (isinstance(epoch, str) and NAME.fullmatch(epoch)):  # it appears in headers
         raise ValueError(f"expected an epoch like {NAME.pattern}, got {epoch!r}")
     # -1 before the first writer of a store has committed.
     if not NO_POSITION <= index(position) <= MAX_NUMBER:

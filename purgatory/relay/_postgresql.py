@@ -4,7 +4,7 @@
                            The row with key 0xff has the epoch, the row 0xfe the state of
                            forgetting
     purgatory_settled      table of delivered values: key, token, expires, value; created at first
-                           use. Rows with keys from 0xf8 on are announcements of processes
+                           use
     purgatory_news_2200    channel of all messages; 2200 is the schema of the tables
 
 A version is raised by an UPDATE, optionally in the caller's transaction. The row is locked until
@@ -26,7 +26,7 @@ after the last row of the portion before.
 
 Every role that can connect to the database can listen to a channel and send to it. So a message is
 only a hint to read its keys, or, if their names do not fit into a message, all changes; versions
-come from the table alone. Announcements are in the table, too; their message is empty.
+come from the table alone.
 
 Keys are forgotten under a table lock. An INSERT waits for this lock before it takes its snapshot,
 so it sees the floor that includes the forgotten version of its key.
@@ -41,7 +41,7 @@ from asyncio import Future, Lock, gather, get_running_loop
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from json import dumps, loads
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from typing import Any, Final, TypeVar, final
 
 from purgatory._core.errors import how_to_install
@@ -58,15 +58,12 @@ from purgatory.relay import _postgresql_queries as sql
 from purgatory.relay._address import check_address, hosts_of, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
-    MAX_ANNOUNCEMENT_BYTES,
     NO_POSITION,
-    Announcement,
     Change,
     ChangeMessage,
     Delivery,
     Hint,
     ReadResult,
-    encode_announcement,
     encode_hint,
 )
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
@@ -84,9 +81,6 @@ SHORT_LOCK_TIMEOUT: Final = 5
 """Milliseconds for which a statement waits for a locked row. The first value is longer than relays
 that write the same keys delay each other; the second applies once some row is known to be
 locked."""
-
-ANNOUNCED: Final = encode_announcement(Announcement("-", False, None)).decode()
-"""Message about a new announcement in the table."""
 
 
 @final
@@ -144,10 +138,6 @@ class PostgresStore:
         self._prefix = prefix
         self._reader = PooledConnection(url)
         self._writer = PooledConnection(url, checks_mode=True)
-        self._announcement_key = b"\xf8" + token_bytes(8)
-        """No UTF-8 text begins with this byte or a higher one."""
-        self._heard: set[bytes] = set()
-        """Tokens of the announcements in the last read."""
 
     def _query(self, text: str) -> str:
         return text.format(
@@ -507,19 +497,6 @@ class PostgresStore:
             await connection.execute(
                 self._query("SELECT pg_notify({channel}, $1)"), payload.decode()
             )
-
-    async def announce(self, payload: bytes) -> None:
-        """See `StoreWithAnnouncements.announce`."""
-        words = self._announcement_key, token_bytes(16), payload, ANNOUNCED
-        async with self._settled_connection(self._writer) as connection:
-            await connection.execute(self._query(sql.ANNOUNCE), *words)
-
-    async def announcements(self) -> list[bytes]:
-        """See `StoreWithAnnouncements.announcements`."""
-        async with self._settled_connection(self._reader) as connection:
-            rows = await connection.fetch(self._query(sql.ANNOUNCEMENTS), MAX_ANNOUNCEMENT_BYTES)
-        before, self._heard = self._heard, {token for token, _ in rows}
-        return [payload for token, payload in rows if token not in before]
 
 
 @final

@@ -234,19 +234,3 @@ SWEEP: Final = """
     )
     SELECT count(*) FROM swept
 """
-
-ANNOUNCE: Final = """
-    WITH announced AS (
-        INSERT INTO {settled} VALUES ($1, $2, clock_timestamp() + interval '5 seconds', $3)
-        ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires,
-            value = excluded.value
-    )
-    SELECT pg_notify({channel}, $4)
-"""
-
-ANNOUNCEMENTS: Final = """
-    SELECT token, value FROM {settled}
-    WHERE key >= '\\xf8' AND expires BETWEEN clock_timestamp()
-        AND clock_timestamp() + interval '5 seconds' AND octet_length(value) <= $1
-    ORDER BY expires LIMIT 256
-"""

@@ -24,7 +24,7 @@ from purgatory import (
 from purgatory._core.arguments import seconds
 from purgatory.relay._client import StoreClient
 from purgatory.relay._follower import Follower
-from purgatory.relay._membership import About, Membership, Worker
+from purgatory.relay._membership import About, Worker
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
     Change,
@@ -144,7 +144,7 @@ class Relay:
         self._max_value = max_value
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
-        self._membership = Membership()
+        self._about: About | None = None
         self._factories = (
             partial(open_store, store, prefix),
             partial(ThresholdPurgatory[str, int], "relay", observer=observer),
@@ -188,12 +188,11 @@ class Relay:
         try:
             async with timeout(self._timeout):
                 await self._client.open()
-                self._membership.begin()
                 self._sync = StoreSync(
-                    self._store,
+                    self._client,
                     self._follower,
                     self._receiver,
-                    self._membership,
+                    lambda: self._about,
                     self._resync,
                     self._timeout,
                 )
@@ -572,18 +571,17 @@ class Relay:
                 the store can read. Called when any process requests the list: every 3 s, or
                 slightly more often if several start at once. Replaces an earlier `about`.
         """
-        self._membership.about = about
+        self._about = about
 
     def workers(self) -> list[Worker]:
         """The other processes that have announced themselves in the last 10 s, in the order of
         their first announcements.
 
         Unless this was done in the last 3 s, it also asks all processes to announce themselves;
-        their answers are in the next list, so call it again. On PostgreSQL the table keeps the last
-        announcement of each process. The list is empty on another loop than the relay's, and while
-        the relay is not open.
+        their answers are in the next list, so call it again. The list is empty on another loop than
+        the relay's, while the relay is not open, and on a store that takes no deliveries.
 
-        Cost: a message to all processes, and one from each listed process to all.
+        Cost: a delivery, and one by each listed process.
 
         Raises:
             RuntimeError: no loop is running.
@@ -591,10 +589,7 @@ class Relay:
         loop = get_running_loop()
         if self._sync is None or not self._is_open or loop is not self._loop:
             return []
-        now = loop.time()
-        if self._membership.is_due(now):
-            self._sync.announce(calls=True)
-        return self._membership.others(now)
+        return self._sync.membership.others()
 
     @property
     def thresholds(self) -> ThresholdPurgatory[str, int]:

@@ -61,11 +61,10 @@ class Store(Protocol):
 
     # is_channel_trusted: bool = True
     # If false, strangers can send to the channel. Then a change message only counts as a hint to
-    # read its keys, and an announcement as a hint to read `announcements`: see
-    # `StoreWithAnnouncements`. Without these methods such a store lists no workers.
+    # read its keys.
 
     # Optional methods: see `StoreWithDeliveries`. Without them a relay can neither deliver nor
-    # receive.
+    # receive, and lists no workers.
 
     async def open(self) -> None:
         """Creates its tables, streams or keys unless they exist. Called before all other methods,
@@ -135,8 +134,8 @@ class Store(Protocol):
         ...
 
     async def send(self, payload: bytes) -> None:
-        """Sends a probe or an announcement, at most 4,000 bytes, through the channel to all
-        listeners, including this relay's own `listen`."""
+        """Sends a probe, at most 100 bytes, through the channel to this relay's own `listen`, and
+        perhaps to other listeners."""
         ...
 
 
@@ -196,20 +195,6 @@ def refuse_connection(store: Store, connection: Any) -> None:
             f"the store at {store.address} takes no connection: "
             "it cannot write in the caller's transaction"
         )
-
-
-class StoreWithAnnouncements(Store, Protocol):
-    """A store that keeps announcements in the store itself, because strangers can send and listen
-    to its channel."""
-
-    async def announce(self, payload: bytes) -> None:
-        """Stores the announcement of this process, at most 4,000 bytes, in place of its last one,
-        and publishes an announcement without content to all listeners."""
-        ...
-
-    async def announcements(self) -> list[bytes]:
-        """The announcements of the last seconds, each returned once."""
-        ...
 
 
 def open_store(url: str | Store, prefix: str) -> Store:

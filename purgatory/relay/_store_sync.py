@@ -2,7 +2,7 @@
 
 One task listens to the channel, and subscribes again after a subscription has ended. Another task
 does the follower's reads, one at a time; requests made during a read go into the next one. A
-short-lived task sends an announcement now and then.
+short-lived task announces this process now and then.
 
 A timer finds losses that no message shows: every `resync` seconds it reads the changes, and sends a
 probe through the channel. If the probe does not return in time, the connection is dead, even if it
@@ -21,37 +21,32 @@ from asyncio import (
     get_running_loop,
     sleep,
 )
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory._core.arguments import printable
 from purgatory._core.logs import RateLimit
 from purgatory.relay._batcher import backoff
-from purgatory.relay._client import answer_within
+from purgatory.relay._client import StoreClient, answer_within
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
-from purgatory.relay._membership import Membership
+from purgatory.relay._membership import About, Membership
 from purgatory.relay._messages import (
-    Announcement,
     Hint,
     Settled,
     check_result,
     decode,
-    encode_announcement,
 )
 from purgatory.relay._receiver import Receiver
-from purgatory.relay._store import Refused, Store, StoreWithAnnouncements
+from purgatory.relay._store import Refused
 
 REORDER_DELAY: Final = 0.02
 """Seconds for which a message may be late after later messages. Then it counts as lost."""
-
-ANNOUNCEMENT_DELAY: Final = 0.05
-"""Seconds for which announcements gather before one read fetches them all."""
 
 MAX_LOGGED: Final = 20
 """Limit of different errors logged until it is connected again."""
@@ -64,25 +59,25 @@ class StoreSync:
     """Keeps a follower up to date.
 
     Args:
-        store: an open store.
+        client: a client of an open store.
         follower: a new follower.
         receiver: a new receiver.
-        membership: the other processes, as known here.
+        about: see `Membership`.
         resync: seconds between two reads of the changes, and between two probes.
         timeout: seconds after which an answer counts as lost.
     """
 
     def __init__(
         self,
-        store: Store,
+        client: StoreClient,
         follower: Follower,
         receiver: Receiver,
-        membership: Membership,
+        about: Callable[[], About | None],
         resync: float,
         timeout: float,
     ) -> None:
-        self._store, self._follower, self._membership = store, follower, membership
-        self._receiver = receiver
+        store = self._store = client.store
+        self._follower, self._receiver = follower, receiver
         receiver.on_error = self._log_error
         self._resync, self._timeout = resync, timeout
         self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
@@ -97,9 +92,6 @@ class StoreSync:
         flight."""
         self._id = token_hex(8)
         """Id that distinguishes its own probes from other processes' probes."""
-        self._announcing: Task[None] | None = None
-        self._reading_announcements: Task[None] | None = None
-        """Reads them from the store, if the channel is not trusted and may have named new ones."""
         self._foreign_messages = RateLimit()
         """Of warnings about them: any user of the channel could fill the log."""
         self._is_closing = False
@@ -120,6 +112,7 @@ class StoreSync:
         self._logged: set[str] = set()
         """Errors logged since it was connected: with several servers they alternate."""
         self._tasks: set[Task[None]] = set()
+        self.membership = Membership(client, receiver, about, self._start)
         self._start(self._keep_listening(), "listening")
         self._start(self._keep_reading(), "reading")
         self._schedule_resync()
@@ -203,17 +196,7 @@ class StoreSync:
                 more = self._foreign_messages.suppressed()
                 log.warning("%s: %s%s", self._store.address, printable(error), more)
             return
-        if isinstance(message, Announcement):
-            if self._is_channel_trusted:
-                self._on_announcement(message)
-            elif (
-                hasattr(self._store, "announcements")
-                and self._reading_announcements is None
-                and self._membership.is_interested(self._loop.time())
-            ):
-                reading = self._start(self._read_announcements(), "reading announcements")
-                self._reading_announcements = reading
-        elif isinstance(message, str):
+        if isinstance(message, str):
             id_, _, number = message.partition(":")
             # The number is checked, because any user of the store can send a message.
             is_own = id_ == self._id and number.isdecimal() and len(number) < 20
@@ -221,6 +204,7 @@ class StoreSync:
                 self._listen_timeout.reschedule(None)
         elif isinstance(message, Settled):
             self._receiver.on_settled(message.keys)
+            self.membership.on_settled(message.keys)
         else:
             if isinstance(message, Hint) or not self._is_channel_trusted:
                 self._follower.on_hint(
@@ -229,44 +213,6 @@ class StoreSync:
             else:
                 self._follower.on_message(message)
             self.wake()
-
-    def _on_announcement(self, announcement: Announcement) -> None:
-        if self._membership.on_announcement(announcement, self._loop.time()):
-            self.announce(calls=False)
-
-    async def _read_announcements(self) -> None:
-        """Reads announcements from the store. One read fetches several, so a flood of messages
-        about them causes no flood of reads."""
-        await sleep(ANNOUNCEMENT_DELAY)
-        self._reading_announcements = None
-        store = cast(StoreWithAnnouncements, self._store)
-        try:
-            async with timeout(self._timeout / 2.0):
-                payloads = await store.announcements()
-        except (RelayUnavailable, TimeoutError, ValueError):
-            log.debug("%s: no announcement was read", store.address, exc_info=True)
-            return
-        for payload in payloads:
-            with suppress(ValueError):
-                message = decode(payload)
-                if isinstance(message, Announcement):
-                    self._on_announcement(message)
-
-    def announce(self, calls: bool) -> None:
-        """Sends the announcement of this process, and asks the others for theirs if `calls`. Does
-        nothing while the last one is being sent: the next call follows soon."""
-        if self._announcing is not None and not self._announcing.done():
-            return
-        try:
-            payload = encode_announcement(self._membership.announcement(calls))
-        except Exception as error:
-            message = f"{self._store.address}: cannot announce this process to the others"
-            self._loop.call_exception_handler({"message": message, "exception": error})
-        else:
-            send = getattr(self._store, "announce", self._store.send)
-            self._announcing = self._start(
-                self._send(send, payload, "an announcement"), "announcement"
-            )
 
     def on_write(self, error: Exception | None) -> None:
         """Handles the outcome of a write, which may fail on a full disk or a read-only replica."""
@@ -287,23 +233,17 @@ class StoreSync:
             number = self._follower.begin_probe()
             self._expect_probe()
             probe = dumps(f"{self._id}:{number}").encode()
-            await self._send(self._store.send, probe, "a probe")
+            try:
+                async with timeout(self._timeout / 2.0):
+                    await self._store.send(probe)
+            except Exception:  # a dead connection shows by the missing probe
+                log.debug("%s: a probe was not sent", self._store.address, exc_info=True)
 
     def _expect_probe(self) -> None:
         """Ends the subscription, unless a probe returns in time."""
         running = self._listen_timeout
         if running is not None and running.when() is None:
             running.reschedule(self._loop.time() + self._timeout)
-
-    async def _send(
-        self, send: Callable[[bytes], Awaitable[None]], payload: bytes, what: str
-    ) -> None:
-        """Sends a message. Ignores errors: a dead connection shows by the missing probe."""
-        try:
-            async with timeout(self._timeout / 2.0):
-                await send(payload)
-        except Exception:
-            log.debug("%s: %s was not sent", self._store.address, what, exc_info=True)
 
     # -- reading
 

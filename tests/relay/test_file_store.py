@@ -234,7 +234,6 @@ def test_deleted_log_starts_new_epoch_for_all_processes(run: Runner, tmp_path: P
             async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
                 assert await new.bump("b") == 1
                 assert await there.bump("b") == 2
-                here._sync.announce(calls=False)  # type: ignore[union-attr]
                 here._follower.resync()
                 here._sync.wake()  # type: ignore[union-attr]
                 assert await waiting == 0

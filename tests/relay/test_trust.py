@@ -31,9 +31,8 @@ from servers import (
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from purgatory import Purgatory, RelayUnavailable
+from purgatory import RelayUnavailable
 from purgatory.relay import (
-    Announcement,
     ChangeMessage,
     ReadResult,
     Relay,
@@ -42,9 +41,7 @@ from purgatory.relay import (
     decode,
     encode,
 )
-from purgatory.relay import _store_sync as store_sync
 from purgatory.relay._messages import (
-    MAX_DEPTH,
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_NUMBER,
@@ -65,12 +62,10 @@ JSON = st.recursive(
     | st.integers()
     | st.floats(allow_nan=True)
     | st.text(max_size=10)
-    | st.sampled_from(["e", "id", "calls", "about", "settled", "a" * 513, "\ud800"]),
+    | st.sampled_from(["e", "settled", "a" * 513, "\ud800"]),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(
-            st.sampled_from(["id", "calls", "about", "k", "settled"]) | st.text(), inner
-        )
+        | st.dictionaries(st.sampled_from(["k", "settled"]) | st.text(), inner)
     ),
     max_leaves=20,
 )
@@ -80,9 +75,6 @@ MESSAGES = st.tuples(
     NUMBERS | JSON,
     NUMBERS | JSON,
     st.dictionaries(st.sampled_from(["a", "", "x" * 513, "\ud800"]), NUMBERS | JSON, max_size=3),
-)
-ANNOUNCEMENTS = st.fixed_dictionaries(
-    {"id": st.sampled_from(["a1", "", "\x1b[2J", "a" * 65]) | JSON, "calls": JSON, "about": JSON}
 )
 
 
@@ -111,8 +103,6 @@ def check_decoded(payload: bytes | str) -> None:
         assert decode(encode(message)) == message
     elif isinstance(message, Hint | Settled):
         assert all(len(key.encode()) <= MAX_KEY_BYTES for key in message.keys)
-    elif isinstance(message, Announcement):
-        assert NAME.fullmatch(message.id) and type(message.calls) is bool
     else:
         assert isinstance(message, str)
 
@@ -124,7 +114,7 @@ def test_any_bytes_are_decoded_or_refused(payload: bytes | str) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(MESSAGES | ANNOUNCEMENTS | JSON, st.integers(0, 200), st.integers(0, 255))
+@given(MESSAGES | JSON, st.integers(0, 200), st.integers(0, 255))
 def test_damaged_messages_are_decoded_within_bounds(message: Any, at: int, byte: int) -> None:
     payload = bytearray(json.dumps(message).encode())
     check_decoded(bytes(payload))
@@ -143,7 +133,7 @@ def test_damaged_messages_are_decoded_within_bounds(message: Any, at: int, byte:
         (b"[", b"", b"]"),
         (b'["e",1,2,{', b'"a":1,', b'"b":1}]'),
         (b'{"settled":[', b'"a",', b'"b"]}'),
-        (b'{"id":"a","calls":true,"about":', b"[", b""),
+        (b'{"settled":', b"[", b""),
         (b'"', b"\\ud800", b'"'),
         (b"", b"9", b""),
         (b"[", b"1e9,", b"0]"),
@@ -157,7 +147,7 @@ def test_hostile_messages_take_bounded_memory(
 
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
-@given(MESSAGES | ANNOUNCEMENTS | JSON, st.integers(0, 200), st.integers(0, 1000))
+@given(MESSAGES | JSON, st.integers(0, 200), st.integers(0, 1000))
 def test_damaged_messages_take_bounded_memory(message: Any, at: int, times: int) -> None:
     payload = json.dumps(message).encode()
     check_memory(payload[:at] + payload[at : at + 16] * times + payload[at:])
@@ -167,22 +157,18 @@ def test_damaged_messages_take_bounded_memory(message: Any, at: int, times: int)
     "payload",
     [
         b"[" * 100_000,
-        b'{"id":"a","calls":true,"about":' + b'{"a":' * 2_000 + b"1" + b"}" * 2_001,
         b"9" * 10_000,
         b'["e",0,1,{"a":' + b"9" * 4_000 + b"}]",
         json.dumps(["e", 0, 1, {f"key{number}": 1 for number in range(100_000)}]).encode(),
-        json.dumps({"id": "a", "calls": True, "about": {"a": [[[[[[[[1]]]]]]]]}}).encode(),
         json.dumps({"settled": ["a" * 513]}).encode(),
         json.dumps({"settled": ["a", 7]}).encode(),
         json.dumps({"settled": "a"}).encode(),
     ],
     ids=[
         "nested",
-        "nested about",
         "digits",
         "number",
         "large",
-        f"deeper than {MAX_DEPTH}",
         "long key",
         "no key",
         "no list",
@@ -579,19 +565,18 @@ def test_connecting_role_neither_lists_nor_adds_workers(
 ) -> None:
     import asyncpg
 
-    monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.2)
+    monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
 
     async def main() -> None:
-        here = Relay(app(server))
-        reads, begun, read = [0], time.monotonic(), here._store.announcements  # type: ignore[attr-defined]
+        reads, begun = [0], time.monotonic()
+        async with Relay(app(server)) as here, Relay(app(server)) as there:
+            read = here._receiver.read
 
-        async def counted() -> list[bytes]:
-            reads[0] += 1
-            found: list[bytes] = await read()
-            return found
+            async def counted(keys: Any) -> Any:
+                reads[0] += 1
+                return await read(keys)
 
-        here._store.announcements = counted  # type: ignore[attr-defined]
-        async with here, Relay(app(server)) as there:
+            here._receiver.read = counted  # type: ignore[method-assign]
             mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
             oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
             heard: list[str] = []
@@ -601,51 +586,21 @@ def test_connecting_role_neither_lists_nor_adds_workers(
             there.introduce(lambda: {"host": "secret", "pid": 2})
             await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
             await until(lambda: [worker.about["pid"] for worker in there.workers()] == [1])
-            for space in ("", " ", "\n"):
-                for number in range(256):
-                    forged = {"id": f"m{number}", "calls": True, "about": {"pid": -1}}
-                    forgery = space + json.dumps(forged)
-                    await mallory.execute("SELECT pg_notify($1, $2)", channel, forgery)
+            for number in range(512):
+                forged = {"settled": ["\0workers", f"\0workers/m/{number}"]}
+                await mallory.execute("SELECT pg_notify($1, $2)", channel, json.dumps(forged))
             assert await there.bump("a") == 1  # sent after them
             assert await here.wait("a", 0) == 1
             await asyncio.sleep(1.0)
             assert {worker.about["pid"] for worker in here.workers()} <= {2}
             await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
-            assert 1 <= reads[0] <= (time.monotonic() - begun) / store_sync.ANNOUNCEMENT_DELAY + 1
-            assert any('"id"' in each for each in heard)  # mallory did listen
+            assert 1 <= reads[0] <= (time.monotonic() - begun) / _membership.READ_DELAY + 1
+            assert any("workers" in each for each in heard)  # mallory did listen
             assert not [each for each in heard if "secret" in each or '"pid": 2' in each]
             for query in ("TABLE purgatory_settled", "TABLE purgatory_versions"):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await mallory.fetch(query)
             await mallory.close()
-
-    run(main)
-
-
-@pytest.mark.slow
-def test_announcements_are_no_changes_and_leave_the_table(
-    run: Runner, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.1)
-    rows = "SELECT count(*) FROM purgatory_settled WHERE key >= '\\xf8'"
-    outdate = "UPDATE purgatory_settled SET expires = now()"
-
-    async def main() -> None:
-        async with Relay(app(server), resync=0.2) as here:
-            attached = Purgatory[Any]()
-            here.attach(attached)
-            async with Relay(app(server)) as there:
-                here.introduce(lambda: {"pid": 1})
-                there.introduce(lambda: {"pid": 2})
-                await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
-                assert server.run(rows) == "2\n"
-            resyncs = here.statistics().resyncs
-            await until(lambda: here.statistics().resyncs > resyncs + 2)
-            assert await here.bump("a") == 1
-            assert here.statistics().received <= 1
-            assert server.run(outdate) == ""
-            assert await here._store.sweep(100) == 2  # type: ignore[attr-defined]
-            assert server.run(rows) == "0\n" and here.statistics().epochs == 1
 
     run(main)
 
