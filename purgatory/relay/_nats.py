@@ -26,10 +26,10 @@ The stream has no replicas, since a replica may answer reads with outdated data.
 """
 
 import time
-from asyncio import CancelledError, Lock, Task, create_task, gather
+from asyncio import gather
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from json import dumps, loads
 from math import ceil
@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple, final
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, single_addresses, without_password
+from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN
 from purgatory.relay._messages import (
     MAX_NUMBER,
@@ -149,64 +150,41 @@ class NatsStore:
         }
         self.max_value = MAX_NUMBER
         """Size limit of a value, in bytes; the server's limit after the first connection."""
-        self._link: NatsLink | None = None
-        self._lock = Lock()
-        self._closing: set[Task[None]] = set()
+        self._reader, self._writer = Connection[NatsLink](self), Connection[NatsLink](self)
 
     async def open(self) -> None:
         """See `Store.open`."""
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             await self._make_stream(link, self._config)
             await self._state(link, ())
 
     async def close(self) -> None:
         """See `Store.close`."""
-        self._drop(self._link)
-        await gather(*self._closing)
+        await gather(self._reader.close(), self._writer.close())
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[NatsLink]:
-        """An open connection. Translates its errors."""
-        kind: type[RelayUnavailable] = NotWritten
-        link = None
-        try:
-            async with self._lock:
-                if self._link is not None and self._link.ended.done():
-                    self._drop(self._link)
-                if self._link is None:
-                    self._link = await NatsLink.open(self._servers)
-                    self.max_value = self._link.max_payload - MAX_HEADER_BYTES
-                link = self._link
-            kind = RelayUnavailable
-            yield link
-        except CancelledError:
-            self._drop(link)  # a dead connection may be the reason for the timeout
-            raise
-        except (Error, OSError) as error:
-            if isinstance(error, RelayUnavailable):
-                raise
-            raise self._unavailable(error, kind) from error
+    async def connect(self, current: NatsLink | None) -> NatsLink:
+        """See `Server.connect`."""
+        if current is not None and not current.ended.done():
+            return current
+        link = await NatsLink.open(self._servers)
+        self.max_value = link.max_payload - MAX_HEADER_BYTES
+        return link
 
-    def _unavailable(
-        self, error: Exception, kind: type[RelayUnavailable] = RelayUnavailable
-    ) -> RelayUnavailable:
+    async def disconnect(self, connection: NatsLink, _is_broken: bool) -> None:
+        """See `Server.disconnect`."""
+        await connection.close()
+
+    def kind_of(self, error: Exception) -> type[Exception] | None:
+        """See `Server.kind_of`."""
         if isinstance(error, PermissionError):
-            kind = Refused
-        return kind(f"cannot use {self.address}: {str(error) or type(error).__name__}")
-
-    def _drop(self, link: NatsLink | None) -> None:
-        """Closes a connection in the background; the next call opens a new one."""
-        if link is not None and link is self._link:
-            self._link = None
-            task = create_task(link.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            return Refused
+        return RelayUnavailable if isinstance(error, (Error, OSError)) else None
 
     async def _ask(self, link: NatsLink, verb: str, **words: Any) -> Any:
         """The server's answer to a request."""
         [message] = await link.ask(f"$JS.API.{verb}", dumps(words).encode())
         if message.headers:
-            raise NotWritten(f"cannot use {self.address}: JetStream is not enabled or not ready")
+            raise NotWritten("JetStream is not enabled or not ready")
         return loads(message.data)
 
     async def _get(
@@ -226,7 +204,7 @@ class NatsStore:
             if status in (FOUND, NOT_FOUND):
                 return messages, status == FOUND and end.headers["Nats-Num-Pending"] != "0"  # type: ignore[index]
             if status != NO_RESPONDERS:
-                raise NotWritten(f"cannot use {self.address}: unexpected status {status}")
+                raise NotWritten(f"unexpected status {status}")
             await self._make_stream(link, config)
 
     async def _make_stream(self, link: NatsLink, wanted: dict[str, Any]) -> None:
@@ -241,20 +219,17 @@ class NatsStore:
             return
         if code == NEEDS_MAX_BYTES:
             raise Refused(
-                f"cannot create the stream {stream} at {self.address}: the account requires a "
-                "limit in bytes, which only you can choose: create the stream with it beforehand"
+                f"the account requires a limit in bytes of its stream {stream}, which only you can "
+                "choose: create the stream with it beforehand"
             )
         if "error" in answer and code != OVERLAPS:
-            raise NotWritten(f"cannot use {self.address}: {answer['error']['description']}")
+            raise NotWritten(f"{answer['error']['description']}")
         config = answer.get("config", {})
         is_old = wanted is self._config and not config.get("allow_atomic")
         if is_old and config.get("republish") == wanted["republish"]:
-            raise ValueError(f"cannot use {self.address}: the server must be NATS 2.12 or later")
+            raise ValueError("the server must be NATS 2.12 or later")
         if any(config.get(name) != value for name, value in wanted.items()):
-            raise ValueError(
-                f"cannot use the stream {stream} at {self.address}: "
-                "it is not a relay's, and was left alone"
-            )
+            raise ValueError(f"its stream {stream} is not a relay's, and was left alone")
 
     async def _state(self, link: NatsLink, keys: Iterable[str]) -> State:
         """The last messages of these keys, in one snapshot. Begins an epoch if there is none."""
@@ -343,13 +318,13 @@ class NatsStore:
             self._news, dumps(versions, separators=(",", ":")).encode(), headers
         )
         if not message.data:
-            raise NotWritten(f"cannot use {self.address}: the stream {self._stream} is gone")
+            raise NotWritten(f"the stream {self._stream} is gone")
         answer = loads(message.data)
         if "error" not in answer:
             return int(answer["seq"])
         if answer["error"].get("err_code") in WRONG_LAST_SEQUENCE:
             return None
-        raise NotWritten(f"cannot use {self.address}: {answer['error']['description']}")
+        raise NotWritten(f"{answer['error']['description']}")
 
     # -- versions
 
@@ -357,7 +332,7 @@ class NatsStore:
         """See `Store.read`."""
         changes: list[Msg] = []
         has_more = False
-        async with self._connected() as link:
+        async with self._reader.use() as link:
             if since is not None:
                 every = f"{self._stream}.>"
                 changes, has_more = await self._get(
@@ -385,14 +360,9 @@ class NatsStore:
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
         refuse_connection(self, connection)
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             while True:
-                try:
-                    meta, position, known = await self._state(link, [key for key, _, _ in changes])
-                except RelayUnavailable:
-                    raise
-                except (Error, OSError) as error:  # nothing was written yet
-                    raise NotWritten(f"cannot use {self.address}: {error}") from error
+                meta, position, known = await self._state(link, [key for key, _, _ in changes])
                 versions: dict[str, int] = {}
                 raised: list[Publication] = []
                 for key, floor, increment in changes:
@@ -417,7 +387,7 @@ class NatsStore:
 
     async def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             while True:
                 state = await self._state(link, keys)
                 if not state.versions or await self._raise_floor(
@@ -432,7 +402,7 @@ class NatsStore:
 
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`. The server records the time of each message."""
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             info = await self._ask(link, f"STREAM.INFO.{self._stream}")
             if "ts" not in info:
                 return False
@@ -466,7 +436,7 @@ class NatsStore:
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             while True:
                 meta, _, _ = await self._state(link, ())
                 if meta.epoch != epoch:
@@ -484,7 +454,7 @@ class NatsStore:
     ) -> Mapping[str, bool]:
         """See `StoreWithDeliveries.settle`."""
         refuse_connection(self, connection)
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             answers = await gather(*(self._settle(link, delivery) for delivery in deliveries))
         return {
             delivery.key: is_settled
@@ -510,7 +480,7 @@ class NatsStore:
             if error is None:
                 return True
             if error.get("err_code") not in WRONG_LAST_SEQUENCE:
-                raise NotWritten(f"cannot use {self.address}: {error['description']}")
+                raise NotWritten(f"{error['description']}")
             messages, _ = await self._get(link, self._settled_config, multi_last=[subject])
             expected = 0
             for message in messages:
@@ -522,7 +492,7 @@ class NatsStore:
 
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `StoreWithDeliveries.settled`."""
-        async with self._connected() as link:
+        async with self._reader.use() as link:
             subjects = [f"{self._settled}.{encode_key(key)}" for key in keys]
             messages, _ = await self._get(
                 link, self._settled_config, multi_last=subjects, max_bytes=MAX_SETTLED_BYTES
@@ -560,21 +530,18 @@ class NatsStore:
             else:
                 on_message(message.data)
 
+        async with self._reader.use() as link:
+            for channel in (self._channel, f"{self._channel}.>"):
+                await link.subscribe(channel, receive)
         try:
-            link = await NatsLink.open(self._servers)
-            try:
-                for channel in (self._channel, f"{self._channel}.>"):
-                    await link.subscribe(channel, receive)
-                on_subscribed()
-                await link.ended
-            finally:
-                await link.close()
-        except (Error, OSError) as error:
-            raise self._unavailable(error) from error
+            on_subscribed()
+            await link.ended
+        finally:
+            self._reader.drop(link)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connected() as link:
+        async with self._writer.use() as link:
             await link.send(self._channel, payload)
 
 

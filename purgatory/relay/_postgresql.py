@@ -3,8 +3,7 @@
     purgatory_versions     table of versions: key, version, changed (the last transaction), epoch.
                            The row with key 0xff has the epoch, the row 0xfe the state of
                            forgetting
-    purgatory_settled      table of delivered values: key, token, expires, value; created at first
-                           use
+    purgatory_settled      table of delivered values: key, token, expires, value; with their times to live
     purgatory_news_2200    channel of all messages; 2200 is the schema of the tables
 
 A version is raised by an UPDATE, optionally in the caller's transaction. The row is locked until
@@ -37,9 +36,9 @@ connections: one listens and reads, the other writes. asyncpg calls back when it
 connection; psycopg must be polled, and holds the connection's lock meanwhile.
 """
 
-from asyncio import Future, Lock, gather, get_running_loop
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from asyncio import Future, gather, get_running_loop
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from json import dumps, loads
 from secrets import token_hex
 from typing import Any, Final, TypeVar, final
@@ -56,6 +55,7 @@ except ImportError as error:
 from purgatory import RelayUnavailable
 from purgatory.relay import _postgresql_queries as sql
 from purgatory.relay._address import check_address, hosts_of, without_password
+from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
     NO_POSITION,
@@ -129,15 +129,16 @@ class PostgresStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(url)
         url = check_address(url, takes_several_hosts=True)
-        self._table = f'"{prefix}_versions"'
-        """Name of the table; with its schema once the table was found or created, because the
-        caller's connection may have another `search_path`."""
-        self._is_checked = False
-        self._settled_table = ""
-        """Name of the table with its schema; empty until it was found or created."""
+        self._url = url
+        is_single = len(hosts_of(url)) == 1
+        self._attributes = None if is_single or "target_session_attrs=" in url else "primary"
+        self._must_check_mode = True
+        """Whether a pooler there may share connections; checked once."""
         self._prefix = prefix
-        self._reader = PooledConnection(url)
-        self._writer = PooledConnection(url, checks_mode=True)
+        self._table = self._settled_table = ""
+        """Names with their schema, because the caller's connection may have another
+        `search_path`."""
+        self._reader, self._writer = Connection[Any](self), Connection[Any](self)
 
     def _query(self, text: str) -> str:
         return text.format(
@@ -149,33 +150,108 @@ class PostgresStore:
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._is_checked = False
-        self._settled_table = ""
-        async with self._connection(self._writer):
+        async with self._writer.use():
             pass
 
-    async def _check_versions(self, connection: Any) -> None:
-        """Checks the table of versions, and begins an epoch in it. Also creates the table of
-        values if this role has the right: a role with fewer rights cannot do so later."""
-        name = f'"{self._prefix}_versions"'
-        self._table = await self._check_table(connection, name, sql.COLUMNS, sql.CREATE)
-        self._is_checked = True
-        await self._begin_epoch(connection)
-        with suppress(asyncpg.InsufficientPrivilegeError, Refused, ValueError):  # at first use
-            await self._check_settled(connection)
+    async def close(self) -> None:
+        """See `Store.close`."""
+        # Concurrently: on a paused server neither ends before the caller's time limit, which then
+        # terminates both.
+        await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
-    async def _check_settled(self, connection: Any) -> None:
-        """Checks the table of delivered values."""
-        name = f'"{self._prefix}_settled"'
-        self._settled_table = await self._check_table(
-            connection, name, sql.SETTLED_COLUMNS, sql.CREATE_SETTLED
+    async def connect(self, current: Any) -> Any:
+        """See `Server.connect`. Also creates the tables, unless they exist, and begins an epoch."""
+        if current is not None and not current.is_closed():
+            return current
+        connection = await self._connect()
+        try:
+            direct = sql.IS_DIRECT.format(pid=connection.get_server_pid())
+            if await self._set(connection, direct) == "SELECT 0":
+                if self._must_check_mode:
+                    await self._check_mode(connection)
+                    self._must_check_mode = False
+                await self._set(connection, "true")
+            self._table = await self._check_table(connection, "versions", sql.COLUMNS, sql.CREATE)
+            self._settled_table = await self._check_table(
+                connection, "settled", sql.SETTLED_COLUMNS, sql.CREATE_SETTLED
+            )
+            await self._begin_epoch(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _connect(self) -> Any:
+        return await asyncpg.connect(
+            self._url,
+            server_settings={"application_name": "purgatory.relay"},
+            target_session_attrs=self._attributes,
         )
+
+    async def disconnect(self, connection: Any, is_broken: bool) -> None:
+        """See `Server.disconnect`."""
+        if is_broken:
+            connection.terminate()
+        else:
+            await connection.close()
+
+    def kind_of(self, error: Exception) -> type[Exception] | None:
+        """See `Server.kind_of`."""
+        if isinstance(
+            error, (asyncpg.DataError, asyncpg.UndefinedColumnError, asyncpg.DatatypeMismatchError)
+        ):
+            return ValueError
+        if isinstance(error, asyncpg.InsufficientPrivilegeError):
+            return Refused
+        is_lost = str(getattr(error, "sqlstate", "")).startswith(("08", "57"))
+        if isinstance(error, asyncpg.PostgresError) and not is_lost:
+            return NotWritten  # the statement failed
+        if "cannot switch to state" in str(error):
+            return NotWritten  # it did not begin
+        clients = asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+        return RelayUnavailable if isinstance(error, (*clients, OSError)) else None
+
+    async def _set(self, connection: Any, condition: str) -> str:
+        """Sets `SETTINGS`, and returns how many, as `SELECT 6`."""
+        settings = sql.SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
+        status: str = await connection.execute(settings)
+        return status
+
+    async def _check_mode(self, connection: Any) -> None:
+        """Checks that no pooler shares this connection's server process with other clients. Sets
+        nothing, so that nothing is left for them.
+
+        Raises:
+            Refused: a pooler does.
+        """
+        own, is_shared = await backend_of(connection), False
+        other = await self._connect()
+        try:
+            for _ in range(3):  # a third client may have the shared process in between
+                await other.execute("BEGIN")
+                is_shared = await backend_of(other) == own or await backend_of(connection) != own
+                await other.execute("ROLLBACK")
+                if is_shared:
+                    break
+        except asyncpg.PostgresError as error:
+            if "pooling mode" not in str(error):  # statement mode refuses transactions
+                raise
+            is_shared = True
+        finally:
+            other.terminate()
+        if is_shared:
+            raise Refused(
+                "a pooler there shares server connections between transactions, but LISTEN needs "
+                "its own: use the mode `session` (PgBouncer's pool_mode) for this user or "
+                "database, or the server's own address"
+            )
 
     async def _check_table(
         self, connection: Any, name: str, columns: list[str], create: str
     ) -> str:
         """Creates a table unless it exists, and checks that using it runs no other role's code.
         Takes no lock, since any role could hold it. Returns the name with its schema."""
+        name = f'"{self._prefix}_{name}"'
         row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
             with suppress(
@@ -186,81 +262,31 @@ class PostgresStore:
                 await connection.execute(create.format(table=name))  # races with other processes
             row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
-            raise NotWritten(f"cannot use {self.address}: its table {name} was dropped again")
+            raise NotWritten(f"its table {name} was dropped again")
         if row["columns"] != columns:
-            problem = "is not a relay's, and was left alone"
-        elif not row["is_trusted"]:
-            problem = (
-                f"belongs to {row['owner']}: expected this role, a superuser, or the owner of the "
-                "schema or the database"
+            raise ValueError(f"its table {name} is not a relay's, and was left alone")
+        if not row["is_trusted"]:
+            raise ValueError(
+                f"its table {name} belongs to {row['owner']}: expected this role, a superuser, or "
+                "the owner of the schema or the database"
             )
-        elif row["has_code"]:
-            problem = (
-                "is not a plain table: it has triggers, rules, policies, defaults or constraints"
+        if row["has_code"]:
+            raise ValueError(
+                f"its table {name} is not a plain table: it has triggers, rules, policies, "
+                "defaults or constraints"
             )
-        elif row["missing"]:
+        if row["missing"]:
             raise Refused(
-                f"cannot use the table {name} at {self.address}: the role {row['role']} has no "
-                f"right to {', '.join(row['missing'])}"
+                f"the role {row['role']} has no right to {', '.join(row['missing'])} on its table "
+                f"{name}"
             )
-        else:
-            found: str = row["name"]
-            return found
-        raise ValueError(f"cannot use the table {name} at {self.address}: it {problem}")
+        found: str = row["name"]
+        return found
 
     async def _begin_epoch(self, connection: Any) -> None:
         """Begins an epoch, unless the table has a valid one."""
         await connection.execute(self._query(sql.BEGIN_EPOCH), token_hex(4))
         await connection.execute(self._query(sql.ADOPT))
-
-    async def close(self) -> None:
-        """See `Store.close`."""
-        # Concurrently: on a paused server neither ends before the caller's time limit, which then
-        # terminates both.
-        await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
-
-    @asynccontextmanager
-    async def _connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
-        with self._translate_errors(NotWritten):
-            await pooled.connect()
-            if not self._is_checked:
-                async with pooled.connection() as connection:
-                    await self._check_versions(connection)
-        with self._translate_errors():
-            async with pooled.connection() as connection:
-                yield connection
-
-    @contextmanager
-    def _translate_errors(self, kind: type[RelayUnavailable] = RelayUnavailable) -> Iterator[None]:
-        try:
-            yield
-        except (
-            asyncpg.DataError,
-            asyncpg.UndefinedColumnError,
-            asyncpg.DatatypeMismatchError,
-        ) as error:
-            self._is_checked, self._settled_table = False, ""
-            raise ValueError(
-                f"cannot use the table {self._table} at {self.address}: {error}"
-            ) from error
-        except (
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-            asyncpg.InternalClientError,
-            OSError,
-        ) as error:
-            if isinstance(error, RelayUnavailable):
-                raise
-            has_answered = isinstance(error, asyncpg.PostgresError) and not str(
-                getattr(error, "sqlstate", "")
-            ).startswith(("08", "57"))
-            if isinstance(error, asyncpg.UndefinedTableError):  # the next call creates it
-                self._is_checked, self._settled_table = False, ""
-            # The statement failed, or did not begin.
-            if has_answered or "cannot switch to state" in str(error):
-                is_refused = isinstance(error, asyncpg.InsufficientPrivilegeError)
-                kind = Refused if is_refused else NotWritten
-            raise kind(f"cannot use {self.address}: {error}") from error
 
     # -- versions
 
@@ -273,7 +299,7 @@ class PostgresStore:
         if before is not None:
             running, (at, key) = before.running, before.last
             arguments = (running, str(at), key, str(max(at, before.limit)))
-        async with self._connection(self._reader) as connection:
+        async with self._reader.use() as connection:
             while True:
                 rows = await connection.fetch(self._query(sql.READ), names, *arguments)
                 if rows and rows[0][0] == sql.EPOCH_KEY:
@@ -313,7 +339,7 @@ class PostgresStore:
             self._check_connection(connection)
             await self._check_isolation(connection)
             return await self._write(connection, changes)
-        async with self._connection(self._writer) as own:
+        async with self._writer.use() as own:
             with suppress(asyncpg.LockNotAvailableError):
                 return await self._write(own, changes)
             message = await self._write(own, ())
@@ -369,7 +395,7 @@ class PostgresStore:
 
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`."""
-        async with self._connection(self._writer) as connection:
+        async with self._writer.use() as connection:
             now, position, before = await connection.fetchrow(self._query(sql.AGE))
             known = loads(before or "[]")
             samples, last = horizon(known, now, position, seconds)
@@ -382,7 +408,7 @@ class PostgresStore:
     async def _forget(self, names: list[bytes], last: int) -> int:
         """Forgets these keys, and some keys that no transaction after `last` has changed. Returns
         the number of forgotten keys."""
-        async with self._connection(self._writer) as connection:
+        async with self._writer.use() as connection:
             try:
                 async with connection.transaction():
                     await connection.execute(self._query(sql.LOCK))
@@ -391,27 +417,14 @@ class PostgresStore:
                     )
                     return count
             except asyncpg.LockNotAvailableError as error:
-                locked = NotWritten(
-                    f"cannot forget keys at {self.address}: another transaction with writes is open"
-                )
-                locked.__cause__ = error
-        raise locked
+                raise NotWritten("another transaction with writes is open") from error
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        async with self._connection(self._writer) as connection:
+        async with self._writer.use() as connection:
             await connection.execute(self._query(sql.RENEW), token_hex(4), epoch)
 
     # -- deliveries
-
-    @asynccontextmanager
-    async def _settled_connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
-        """Like `_connection`, after checking the table of delivered values, too."""
-        async with self._connection(pooled) as connection:
-            if not self._settled_table:
-                with self._translate_errors(NotWritten):
-                    await self._check_settled(connection)
-            yield connection
 
     async def settle(
         self, deliveries: Sequence[Delivery], connection: Any = None
@@ -420,11 +433,8 @@ class PostgresStore:
         are."""
         if connection is not None:
             self._check_connection(connection)
-            if not self._settled_table:
-                async with self._settled_connection(self._writer):
-                    pass
             return await self._settle(connection, deliveries)
-        async with self._settled_connection(self._writer) as own:
+        async with self._writer.use() as own:
             with suppress(asyncpg.LockNotAvailableError):
                 return await self._settle(own, deliveries)
             settled: dict[str, bool] = {}
@@ -455,16 +465,14 @@ class PostgresStore:
 
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `StoreWithDeliveries.settled`."""
-        async with self._settled_connection(self._reader) as connection:
+        async with self._reader.use() as connection:
             names = [key.encode() for key in keys]
             rows = await connection.fetch(self._query(sql.SETTLED), names, MAX_SETTLED_BYTES)
         return {row["key"].decode(): row["value"] for row in rows}
 
     async def sweep(self, limit: int) -> int:
         """See `SweptStore.sweep`."""
-        if not self._settled_table:
-            return 0
-        async with self._settled_connection(self._writer) as connection:
+        async with self._writer.use() as connection:
             count: int = await connection.fetchval(self._query(sql.SWEEP), limit)
             return count
 
@@ -480,7 +488,7 @@ class PostgresStore:
             if not ended.done():
                 ended.set_result(None)
 
-        async with self._connection(self._reader) as connection:
+        async with self._reader.use() as connection:
             connection.add_termination_listener(end)
             channel = await connection.fetchval(self._query("SELECT {channel}"))
             await connection.add_listener(channel, lambda *words: on_message(words[-1]))
@@ -488,115 +496,15 @@ class PostgresStore:
             on_subscribed()
             await ended
         finally:
-            connection.terminate()
+            self._reader.drop(connection)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         # On the writer's connection: so a probe shows that it is alive, too.
-        async with self._connection(self._writer) as connection:
+        async with self._writer.use() as connection:
             await connection.execute(
                 self._query("SELECT pg_notify({channel}, $1)"), payload.decode()
             )
-
-
-@final
-class PooledConnection:
-    """One connection with the settings of `SETTINGS`, used by one task at a time. An error or a
-    cancellation terminates it; `connect` then opens a new one.
-
-    Args:
-        url: the server's address.
-        checks_mode: whether to check, the first time, that a pooler there gives each client a
-            connection for its session.
-    """
-
-    def __init__(self, url: str, *, checks_mode: bool = False) -> None:
-        self._url = url
-        self._checks_mode = checks_mode
-        is_single = len(hosts_of(url)) == 1
-        self._attributes = None if is_single or "target_session_attrs=" in url else "primary"
-        self._lock = Lock()
-        self._connection: Any = None
-
-    async def connect(self) -> None:
-        """Connects, unless it is connected."""
-        async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                connection = await self._open()
-                try:
-                    direct = sql.IS_DIRECT.format(pid=connection.get_server_pid())
-                    if await self._set(connection, direct) == "SELECT 0":
-                        if self._checks_mode:
-                            await self._check_mode(connection)
-                            self._checks_mode = False
-                        await self._set(connection, "true")
-                except BaseException:
-                    connection.terminate()
-                    raise
-                self._connection = connection
-
-    async def _open(self) -> Any:
-        return await asyncpg.connect(
-            self._url,
-            server_settings={"application_name": "purgatory.relay"},
-            target_session_attrs=self._attributes,
-        )
-
-    async def _set(self, connection: Any, condition: str) -> str:
-        """Sets `SETTINGS`, and returns how many, as `SELECT 6`."""
-        settings = sql.SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
-        status: str = await connection.execute(settings)
-        return status
-
-    async def _check_mode(self, connection: Any) -> None:
-        """Checks that no pooler shares this connection's server process with other clients. Sets
-        nothing, so that nothing is left for them.
-
-        Raises:
-            Refused: a pooler does.
-        """
-        own, is_shared = await backend_of(connection), False
-        other = await self._open()
-        try:
-            for _ in range(3):  # a third client may have the shared process in between
-                await other.execute("BEGIN")
-                is_shared = await backend_of(other) == own or await backend_of(connection) != own
-                await other.execute("ROLLBACK")
-                if is_shared:
-                    break
-        except asyncpg.PostgresError as error:
-            if "pooling mode" not in str(error):  # statement mode refuses transactions
-                raise
-            is_shared = True
-        finally:
-            other.terminate()
-        if is_shared:
-            raise Refused(
-                f"cannot use {without_password(self._url)}: a pooler there shares server "
-                "connections between transactions, but LISTEN needs its own: use the mode "
-                "`session` (PgBouncer's pool_mode) for this user or database, or the server's own "
-                "address"
-            )
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Any]:
-        """The connection, for exclusive use in the block."""
-        async with self._lock:
-            connection = self._connection
-            if connection is None or connection.is_closed():
-                raise NotWritten("the connection was closed")
-            try:
-                yield connection
-            except BaseException:
-                self._connection = None
-                connection.terminate()
-                raise
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
 
 async def backend_of(connection: Any) -> int:

@@ -16,16 +16,15 @@ the first wait of each key, and all of these at once after a lost connection. On
 positions show missing messages.
 
 On a cluster the braces put all keys into one slot, and messages go through sharded channels; so a
-relay uses only one node. Sentinels name one server, too. After each error the relay asks again
-which server has the keys, of another node or Sentinel each time, and leaves the last server if it
-is another one.
+relay uses only one node. Sentinels name one server, too. Each new connection first asks which
+server has the keys, after an error of another node or Sentinel than before. A demoted server
+refuses the scripts, and its subscribers still receive what the new one publishes.
 """
 
 import re
-from asyncio import Lock, get_running_loop
+from asyncio import gather
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
@@ -39,25 +38,20 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.crc import key_slot
-    from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
+    from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
 from purgatory import RelayUnavailable, timeout
 from purgatory.relay import _redis_scripts as lua
 from purgatory.relay._address import check_address, hosts_of, without_options, without_password
+from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
 """Matches the errors for missing rights, of all versions of the servers, also from scripts."""
-
-DEMOTION: Final = re.compile("READONLY|MASTERDOWN")
-"""Matches the errors of a replica, also from scripts."""
-
-DROP_INTERVAL: Final = 1.0
-"""Seconds between two drops of connections, while the address still leads to the replica."""
 
 ASK_TIMEOUT: Final = 1.0
 """Seconds within which a node or a Sentinel must answer, if there are others to ask."""
@@ -107,11 +101,9 @@ class RedisStore:
             }
         self._hosts = deque(hosts_of(self._url))
         """Hosts to ask which server has the keys; the next one first."""
-        self._host = "" if has_sentinels else self._hosts[0]
-        """The host that `_client` connects to; empty before Sentinels have named one."""
         try:
-            self._client = self._make_client(self._hosts[0], is_found=True)
-            pool: Any = self._client.connection_pool
+            client = self._make_client(self._hosts[0], is_found=True)
+            pool: Any = client.connection_pool
             pool.make_connection()  # checks the options; it does not connect
         except (TypeError, ValueError):  # their texts may have values, and so secrets
             names = ", ".join(name for name, _ in parse_qsl(urlsplit(self._url).query))
@@ -119,101 +111,73 @@ class RedisStore:
                 f"cannot use {self.address}: an option of the client has a wrong name or value, "
                 f"one of {names}"
             ) from None
-        self._is_found = False
-        """Whether `_client` connects to the server that has the keys, as far as is known."""
-        self._finding = Lock()
+        self._reader, self._writer, self._listener = (Connection[Redis](self) for _ in range(3))
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{pool.connection_kwargs.get('db') or 0}"
-        self._may_drop_at = 0.0
-        """Loop time from which connections to a replica may be dropped again."""
-        self._pubsub: Any = None
-        """The subscription, while it listens."""
         self._scripts = {
-            text: self._client.register_script(lua.BEGIN + text)
+            text: client.register_script(lua.BEGIN + text)
             for text in (lua.READ, lua.WRITE, lua.AGE, lua.FORGET, lua.RENEW)
         }
         self._prefix = prefix
         self._settle_script, self._settled_script, self._rights_script = map(
-            self._client.register_script, (lua.SETTLE, lua.SETTLED, lua.RIGHTS)
+            client.register_script, (lua.SETTLE, lua.SETTLED, lua.RIGHTS)
         )
 
     async def open(self) -> None:
         """See `Store.open`."""
-        async with self._connected() as client:
+        async with self._writer.use() as client:
             words = self._publish, *lua.ON_A_KEY
             key = self._value_name(token_hex(8))
             refused = await self._rights_script(keys=[key], args=words, client=client)
-        if refused:
-            names = ", ".join(word.decode() for word in refused)
-            raise Refused(
-                f"cannot use {self.address}: its user has no permission to run {names} on the keys "
-                f"{{{self._prefix}}}:* and the channel {self._channel}"
-            )
+            if refused:
+                names = ", ".join(word.decode() for word in refused)
+                raise Refused(
+                    f"its user has no permission to run {names} on the keys {{{self._prefix}}}:* "
+                    f"and the channel {self._channel}"
+                )
         await self.write(())
 
     async def close(self) -> None:
         """See `Store.close`."""
-        await self._client.aclose()
+        await gather(*(each.close() for each in (self._reader, self._writer, self._listener)))
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Redis]:
-        """A connected client of the server that has the keys. Translates its errors."""
-        kind: type[RelayUnavailable] = NotWritten
-        try:
-            async with self._finding:
-                if not self._is_found:
-                    await self._find_server()
-            client = self._client
-            pool: Any = client.connection_pool
-            await pool.release(await pool.get_connection())
-            kind = RelayUnavailable
-            yield client
-        except BaseException as error:
-            self._is_found = False  # another server may have the keys now
-            if not isinstance(error, (RedisError, OSError)) or isinstance(error, RelayUnavailable):
-                raise
-            if "FOREIGN" in str(error) or "WRONGTYPE" in str(error):
-                names = " or ".join([*self._names, self._value_name("*")])
-                raise ValueError(
-                    f"cannot use {names} at {self.address}: it is not a relay's, and was left alone"
-                ) from error
-            if DEMOTION.search(str(error)) or isinstance(error, ReadOnlyError):
-                await self._drop_connections()
-            if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
-                kind = Refused if REFUSAL.search(str(error)) else NotWritten
-            reason = str(error) or "no answer"
-            raise kind(f"cannot use {self.address}: {reason}") from error
+    async def connect(self, current: Redis | None) -> Redis:
+        """See `Server.connect`."""
+        client = current or await self._find_server()
+        pool: Any = client.connection_pool
+        await pool.release(await pool.get_connection())
+        return client
 
-    async def _drop_connections(self) -> None:
-        """Drops the subscription and all idle connections: this server is a replica now, and the
-        address may lead to another one. Other commands in flight get the same answer."""
-        now = get_running_loop().time()
-        if now < self._may_drop_at:
-            return
-        self._may_drop_at = now + DROP_INTERVAL
-        with suppress(RedisError, OSError):  # some connection was lost already
-            if self._pubsub is not None and self._pubsub.connection is not None:
-                await self._pubsub.connection.disconnect(nowait=True)
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+    async def disconnect(self, connection: Redis, _is_broken: bool) -> None:
+        """See `Server.disconnect`."""
+        await connection.aclose()
 
-    async def _find_server(self) -> None:
-        """Finds the server that has the keys. If it is another one than before, drops all
-        connections to the last one."""
-        host, before = self._hosts[0], self._client
-        limit = ASK_TIMEOUT if len(self._hosts) > 1 else None
+    def kind_of(self, error: Exception) -> type[Exception] | None:
+        """See `Server.kind_of`."""
+        if "FOREIGN" in str(error) or "WRONGTYPE" in str(error):
+            return ValueError
+        if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
+            return Refused if REFUSAL.search(str(error)) else NotWritten
+        return RelayUnavailable if isinstance(error, (RedisError, OSError)) else None
+
+    async def _find_server(self) -> Redis:
+        """A client of the server that has the keys."""
+        host, limit = self._hosts[0], ASK_TIMEOUT if len(self._hosts) > 1 else None
         self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
-        asked = before if host == self._host else self._make_client(host)
+        asked = self._make_client(host)
+        found = None
         try:
             async with timeout(limit):
                 found = await self._ask(asked, host)
-            if found != self._host:
-                self._host = found
-                self._client = asked if found == host else self._make_client(found, is_found=True)
-            self._is_found = True
         finally:
-            for client in {before, asked} - {self._client}:
-                await client.aclose()
+            if found != host:
+                await asked.aclose()
+        if found != host:
+            return self._make_client(found, is_found=True)
+        self._hosts.remove(host)
+        self._hosts.appendleft(host)
+        return asked
 
     async def _ask(self, client: Redis, host: str) -> str:
         """The host that has the keys, as `host` says."""
@@ -221,10 +185,7 @@ class RedisStore:
         if self._service:
             found = await ask("SENTINEL GET-MASTER-ADDR-BY-NAME", self._service)
             if not found:
-                raise NotWritten(
-                    f"cannot use {self.address}: the Sentinel at {host} knows no server of "
-                    f"{self._service!r}"
-                )
+                raise NotWritten(f"the Sentinel at {host} knows no server of {self._service!r}")
             return netloc(*found)
         try:
             slots = await ask("CLUSTER SLOTS")
@@ -243,10 +204,7 @@ class RedisStore:
             if first <= slot <= last:
                 owner = names[0]
         if not owner:
-            raise NotWritten(
-                f"cannot use {self.address}: no node of the cluster has the slot of "
-                f"{self._names[0]}"
-            )
+            raise NotWritten(f"no node of the cluster has the slot of {self._names[0]}")
         known = [each for each in self._hosts if each in nodes]
         self._hosts = deque(dict.fromkeys([*known, *nodes]))
         return owner
@@ -263,8 +221,10 @@ class RedisStore:
         url = self._url if is_own else urlunsplit(parts._replace(netloc=wanted))
         return Redis.from_url(url, **self._options)
 
-    async def _run_script(self, script: str, *arguments: Any) -> Any:
-        async with self._connected() as client:
+    async def _run_script(
+        self, script: str, *arguments: Any, on: Connection[Redis] | None = None
+    ) -> Any:
+        async with (on or self._writer).use() as client:
             common = (self._channel, self._publish, token_hex(4))
             return await self._scripts[script](
                 keys=self._names, args=[*common, *arguments], client=client
@@ -276,7 +236,11 @@ class RedisStore:
         """See `Store.read`."""
         names = [f"v:{key}" for key in keys]
         reply = await self._run_script(
-            lua.READ, "" if since is None else since, MAX_ROWS_PER_READ, *names
+            lua.READ,
+            "" if since is None else since,
+            MAX_ROWS_PER_READ,
+            *names,
+            on=self._reader,
         )
         epoch, position, changed, numbers = reply[0].decode(), int(reply[1]), reply[2], reply[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
@@ -334,7 +298,7 @@ class RedisStore:
             for key, value, ttl, token in deliveries
             for word in (dumps(key), token + value, ceil(ttl * 1_000.0))
         ]
-        async with self._connected() as client:
+        async with self._writer.use() as client:
             reply = await self._settle_script(
                 keys=[self._value_name(delivery.key) for delivery in deliveries],
                 args=[self._channel, self._publish, *arguments],
@@ -348,7 +312,7 @@ class RedisStore:
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `StoreWithDeliveries.settled`."""
         names = [self._value_name(key) for key in keys]
-        async with self._connected() as client:
+        async with self._reader.use() as client:
             reply = await self._settled_script(keys=names, args=[MAX_SETTLED_BYTES], client=client)
         return {
             key: value[16:] for key, value in zip(keys, reply, strict=True) if value is not None
@@ -363,18 +327,14 @@ class RedisStore:
         self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
     ) -> None:
         """See `Store.listen`."""
-        async with self._connected() as client, client.pubsub() as pubsub:
-            try:
-                subscribe = pubsub.ssubscribe if self._is_cluster else pubsub.subscribe
-                await subscribe(self._channel)
-                self._pubsub = pubsub
-                async for message in pubsub.listen():
-                    if message["type"] in ("message", "smessage"):
-                        on_message(message["data"])
-                    elif message["type"] in ("subscribe", "ssubscribe"):
-                        on_subscribed()  # also after the client itself has connected again
-            finally:
-                self._pubsub = None
+        async with self._listener.use() as client, client.pubsub() as pubsub:
+            subscribe = pubsub.ssubscribe if self._is_cluster else pubsub.subscribe
+            await subscribe(self._channel)
+            async for message in pubsub.listen():
+                if message["type"] in ("message", "smessage"):
+                    on_message(message["data"])
+                elif message["type"] in ("subscribe", "ssubscribe"):
+                    on_subscribed()  # also after the client itself has connected again
 
     @property
     def _publish(self) -> str:
@@ -382,7 +342,7 @@ class RedisStore:
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connected() as client:
+        async with self._writer.use() as client:
             publish: Any = client.execute_command
             await publish(self._publish, self._channel, payload)
 

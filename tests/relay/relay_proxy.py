@@ -22,6 +22,7 @@ class Proxy:
         self.open.append(both)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         if self.has_ended:
+            writer.close()
             far_writer.close()
             return
         both.append(far_writer)

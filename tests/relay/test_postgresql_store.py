@@ -418,7 +418,7 @@ def test_settings_of_role_or_database_change_nothing(
             assert await there.receive("a") == b"value"
             shown = []
             for pooled in (here._store._writer, there._store._reader):  # type: ignore[attr-defined]
-                async with pooled.connection() as own:
+                async with pooled.use() as own:
                     shown.append([await own.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS])
         assert shown == [["read committed", "off", "on", "0", "50ms", "10s", "0", "hostile"]] * 2
 

@@ -627,7 +627,7 @@ def test_foreign_tables_in_postgresql_are_refused(run: Runner) -> None:
             connection = await asyncpg.connect(server.url)
             await connection.execute("CREATE TABLE purgatory_versions (key text, version text)")
             with pytest.raises(
-                ValueError, match=r'"purgatory_versions" .* is not a relay\'s, and was left alone'
+                ValueError, match=r'"purgatory_versions" is not a relay\'s, and was left alone'
             ):
                 async with Relay(server.url):
                     pass

@@ -527,7 +527,7 @@ def test_view_and_type_of_another_name_are_refused(run: Runner, server: Postgres
     run(lambda: refused(app(server), "is not a plain table"))
     server.run("DROP VIEW purgatory_versions; CREATE DOMAIN int8 AS bigint CHECK (VALUE > 7)")
     server.run(TABLE.replace("bigint", "public.int8"), "app")
-    run(lambda: refused(app(server), "it is not a relay"))
+    run(lambda: refused(app(server), "is not a relay"))
 
 
 @pytest.mark.slow
