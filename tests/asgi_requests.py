@@ -5,10 +5,15 @@ request.body(b"part", more=True)                             # sent by the clien
 request.leave()
 await request.done()
 assert request.status == 204
+
+`Service` is an application whose requests wait in each of the `WAITS`.
 """
 
 import asyncio
 from typing import Any
+
+from purgatory import DelayedOperation, OperationState, Purgatory, ThresholdPurgatory
+from purgatory.asgi import Ending, LongPolls, Outcome, Poll
 
 Message = dict[str, Any]
 
@@ -94,3 +99,93 @@ async def lifespan(app: Any, *messages: str) -> list[str]:
         queue.put_nowait({"type": message})
     await app({"type": "lifespan", "asgi": {"version": "3.0"}}, queue.get, send)
     return answers
+
+
+WAITS = ("predicate", "asynchronous predicate", "operation", "threshold", "run")
+"""The ways in which a poll waits."""
+
+
+class Fetch(DelayedOperation[str]):
+    """An operation that completes with "found" when an event is set, and expires with "late"."""
+
+    def __init__(self, found: asyncio.Event, timeout: float) -> None:
+        super().__init__(timeout)
+        self.found = found
+
+    def try_complete(self) -> bool:
+        return self.found.is_set() and self.force_complete()
+
+    def on_complete(self) -> str:
+        return "late" if self.state is OperationState.EXPIRED else "found"
+
+
+class Service:
+    """An application whose requests wait in one of the ways until `satisfy` is called.
+
+    Attributes:
+        outcomes: of the waits, in order.
+    """
+
+    def __init__(self, way: str = "predicate", **options: Any) -> None:
+        self.way = way
+        self.polls = LongPolls(**{"signals": (), **options})
+        self.purgatory: Purgatory[Any] = Purgatory()
+        self.thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
+        self.found = asyncio.Event()
+        self.outcomes: list[Outcome[Any]] = []
+        self.app = self.polls.middleware(self.serve)
+
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while (message := await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": f"{message['type']}.complete"})
+            return
+        await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Waits, and sends the outcome; tests replace it."""
+        outcome = await self.wait(self.polls.poll(scope))
+        await outcome.send(send, str(outcome.value).encode() if outcome.is_satisfied else b"")
+
+    async def wait(self, poll: Poll) -> Outcome[Any]:
+        if self.way == "predicate":
+            waiting: Any = poll.wait_for(
+                self.purgatory, lambda: self.found.is_set() and "found", ["key"]
+            )
+        elif self.way == "asynchronous predicate":
+            waiting = poll.wait_for(self.purgatory, self._look, ["key"])
+        elif self.way == "operation":
+            waiting = poll.wait(self.purgatory, Fetch(self.found, poll.remaining), ["key"])
+        elif self.way == "threshold":
+            waiting = poll.reach(self.thresholds, "key", 1)
+        else:
+            waiting = poll.run(self._find())
+        self.outcomes.append(await waiting)
+        return self.outcomes[-1]
+
+    async def _look(self) -> str | None:
+        await asyncio.sleep(0)
+        return "found" if self.found.is_set() else None
+
+    async def _find(self) -> str:
+        await self.found.wait()
+        return "found"
+
+    def satisfy(self) -> None:
+        self.found.set()
+        self.thresholds.advance("key", 1)
+        self.purgatory.check_and_complete("key")
+
+    def unsatisfy(self) -> None:
+        self.found.clear()
+        self.thresholds.forget("key")
+
+    @property
+    def endings(self) -> list[Ending]:
+        return [outcome.ending for outcome in self.outcomes]
+
+    def check_nothing_is_left(self) -> None:
+        assert self.polls.open == self.purgatory.pending == self.thresholds.pending == 0
+        assert self.purgatory.watched == 0
+        assert self.polls._open_polls is None or not self.polls._open_polls.per_client

@@ -1,9 +1,9 @@
-"""A real server of `asgi/service.py` in a process of its own, with the tests' requests.
+"""Real servers of `asgi/service.py`, each in a process of its own, with the requests of tests.
 
-with running(*SERVERS["uvicorn-asyncio-h11"]) as server:
+async with running(UVICORN) as server:
     polls = await server.open_polls(20)
     await server.until(lambda stats: stats["open"] == 20)
-    print(server.stop())
+    print(await server.stop())
 """
 
 import asyncio
@@ -12,41 +12,42 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from asgi_connection import Connection
+from ports import free_port
 
-SERVICE = Path(__file__).parent / "asgi" / "service.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+SERVICE = Path(__file__).parent / "asgi"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SERVICE), *filter(None, sys.path)])}
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-SERVERS = {
-    "uvicorn-asyncio-h11": ["uvicorn", "--loop", "asyncio", "--http", "h11"],
-    "uvicorn-asyncio-httptools": ["uvicorn", "--loop", "asyncio", "--http", "httptools"],
-    "uvicorn-uvloop-h11": ["uvicorn", "--loop", "uvloop", "--http", "h11"],
-    "uvicorn-uvloop-httptools": ["uvicorn", "--loop", "uvloop", "--http", "httptools"],
-    "hypercorn-asyncio": ["hypercorn", "--loop", "asyncio"],
-    "hypercorn-uvloop": ["hypercorn", "--loop", "uvloop"],
-}
+UVICORN = [
+    *["uvicorn", "--port={port}", "--log-level=warning"],
+    *["--backlog=8192", "--timeout-keep-alive=60"],
+]
 
 
-@dataclass
 class Server:
-    process: "subprocess.Popen[str]"
-    port: int
+    """A server that runs.
 
-    async def connect(self) -> Connection:
-        return Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+    Attributes:
+        process: of the server.
+        port: which its clients know: its own, or a proxy's.
+    """
 
-    async def ask(
-        self, target: str, method: str = "GET", headers: str = "", body: bytes = b""
-    ) -> Any:
-        connection = await self.connect()
-        connection.send(target, method, headers, body)
+    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
+        self.process, self.port, self._own_port = process, port, port
+
+    async def connect(self, port: int | None = None) -> Connection:
+        return Connection(*await asyncio.open_connection("127.0.0.1", port or self.port))
+
+    async def ask(self, target: str, method: str = "GET", body: bytes = b"") -> Any:
+        """The answer of the server itself, behind a proxy, too."""
+        connection = await self.connect(self._own_port)
+        connection.send(target, method, body=body)
         status, _, content = await connection.answer()
         connection.hang_up()
         assert status == 200
@@ -55,55 +56,63 @@ class Server:
     async def open_polls(
         self, count: int, target: str = "/poll?key=k&wait=300"
     ) -> list[Connection]:
-        connections = []
+        """Clients whose polls are open, and no others."""
+        connections: list[Connection] = []
         while len(connections) < count:
-            batch = await asyncio.gather(
-                *(self.connect() for _ in range(min(200, count - len(connections))))
-            )
-            for connection in batch:
-                connection.send(target)
-            connections += batch
+            batch = min(200, count - len(connections))
+            connections += await asyncio.gather(*(self.connect() for _ in range(batch)))
+        for connection in connections:
+            connection.send(target)
         await self.until(lambda stats: stats["open"] == count)
         return connections
 
     async def until(self, holds: Callable[[Any], bool]) -> Any:
+        """The counts of the service when they fulfil a condition."""
         while not holds(stats := await self.ask("/stats")):
             await asyncio.sleep(0.02)
         return stats
 
+    async def stop(self, number: int = signal.SIGTERM) -> str:
+        """Sends the signal, unless the server has ended, and returns its output up to its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
     async def ended(self) -> str:
         """The output of the stopping server up to its end; no error."""
         output, _ = await asyncio.to_thread(self.process.communicate, timeout=TIMEOUT)
-        return without_error(output)
-
-    def stop(self, number: int = signal.SIGTERM) -> str:
-        """Sends the signal and returns the server's output up to its end; no error."""
-        self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=TIMEOUT)
-        return without_error(output)
+        assert "rror" not in output, output
+        assert "unhandled" not in output, output
+        return output
 
 
-def without_error(output: str) -> str:
-    assert "rror" not in output, output
-    assert "unhandled" not in output, output
-    return output
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[Server]:
-    """The service under a server; fails if that has printed any error in the end."""
-    command = [sys.executable, "-W", "error", str(SERVICE), *arguments]
+@asynccontextmanager
+async def running(command: Sequence[str]) -> AsyncIterator[Server]:
+    """The service under a server, a module of Python with its options; fails if the server has
+    printed any error in the end."""
+    port = free_port()
+    options = [each.format(port=port) for each in command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-m", *options, "service:app"], env=ENVIRONMENT, **pipes
+    ) as process:
+        server = Server(process, port)
         try:
-            address = process.stdout.readline().strip()
-            assert address.startswith("http://"), address + process.stdout.read()
-            server = Server(process, int(address.rpartition(":")[2]))
+            async with asyncio.timeout(TIMEOUT):
+                while True:
+                    assert process.poll() is None, process.communicate()[0]
+                    try:
+                        await server.ask("/stats")
+                        break
+                    except OSError:
+                        await asyncio.sleep(0.02)
             yield server
-            if process.returncode is None:
-                server.stop()
+            if process.poll() is None:
+                await server.stop()
         finally:
-            process.kill()
+            process.terminate()  # it ends its workers
+            if process.stdout is not None and not process.stdout.closed:
+                await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
 
 
 @asynccontextmanager

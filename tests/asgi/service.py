@@ -1,25 +1,18 @@
-"""The service that the tests against real servers run, in a process of its own:
+"""The service that the tests run under real servers, each of which is given `service:app`.
 
-    python tests/asgi/service.py uvicorn --loop uvloop --http httptools
-    python tests/asgi/service.py hypercorn --loop asyncio
-
-It prints the address that it serves on; other servers are given `service:app`. `GET /poll?key=K`
-waits for `POST /check?key=K`, `GET /news` for the next version of the news, `GET /events` is a
-stream of them, `GET /stats` has the open waits. Errors are printed, so that a test sees them.
+`GET /poll?key=K` waits for `POST /check?key=K`, `GET /news` for the next version of the news, `GET
+/events` is a stream of them, `GET /stats` has the open waits. Errors and the endings are printed,
+so that a test sees them.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -34,7 +27,6 @@ versions: Versions[str] = Versions(unchanged=304)
 polls = LongPolls(max_wait=300)
 values: dict[str, str] = {}
 bodies: list[str] = []
-plugins: list[Any] = []
 
 
 async def poll(request: Request) -> Response:
@@ -82,10 +74,13 @@ async def socket_poll(websocket: WebSocket) -> None:
     if outcome.is_satisfied:
         await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
     if outcome.ending is not Ending.GONE:
-        with contextlib.suppress(
-            WebSocketDisconnect, RuntimeError
-        ):  # uvicorn's, if it has closed the socket itself
+        # uvicorn raises these if it has closed the socket itself.
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await websocket.close(outcome.close_code, outcome.reason)
+
+
+def counts() -> dict[str, int]:
+    return {ending.value: number for ending, number in polls.endings.items()}
 
 
 async def stats(_: Request) -> Response:
@@ -93,56 +88,22 @@ async def stats(_: Request) -> Response:
         "open": polls.open,
         "pending": purgatory.pending + versions.thresholds.pending,
         "watched": purgatory.watched,
-        "tasks": len(asyncio.all_tasks()),
         "bodies": bodies,
-        "endings": {ending.value: number for ending, number in polls.endings.items()},
+        "endings": counts(),
     }
     return JSONResponse(answer)
 
 
-async def through(request: Request, call_next: Any) -> Response:
-    response: Response = await call_next(request)
-    return response
-
-
-@contextlib.asynccontextmanager
-async def plugin() -> AsyncIterator[None]:
-    """Another application within this process, with polls of its own."""
-    app = LongPolls().middleware(Starlette())
-    messages: asyncio.Queue[dict[str, str]] = asyncio.Queue()
-    answers: asyncio.Queue[Any] = asyncio.Queue()
-    task = asyncio.create_task(app({"type": "lifespan"}, messages.get, answers.put))
-    messages.put_nowait({"type": "lifespan.startup"})
-    await answers.get()
-    yield
-    messages.put_nowait({"type": "lifespan.shutdown"})
-    await task
-
-
-async def plug(_: Request) -> Response:
-    """Two of them come, and the one that came first leaves."""
-    first, second = plugin(), plugin()
-    await first.__aenter__()
-    await second.__aenter__()
-    await first.__aexit__(None, None, None)
-    plugins.append(second)
-    return JSONResponse(len(plugins))
+def report(_: object, context: dict[str, Any]) -> None:
+    print("unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True)
 
 
 @contextlib.asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
-    asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: print(
-            "unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True
-        )
-    )
+    asyncio.get_running_loop().set_exception_handler(report)
     yield
     await purgatory.aclose()
-    print(
-        "endings:",
-        json.dumps({ending.value: number for ending, number in polls.endings.items()}),
-        flush=True,
-    )
+    print("endings:", json.dumps(counts()), flush=True)
 
 
 routes = [
@@ -151,67 +112,7 @@ routes = [
     Route("/news", news),
     Route("/news", bump, methods=["POST"]),
     Route("/events", events),
-    Route("/plug", plug, methods=["POST"]),
     Route("/stats", stats),
     WebSocketRoute("/socket", socket_poll),
 ]
-
-
-def application(*, behind_base_middleware: bool) -> Any:
-    middleware = (
-        [Middleware(BaseHTTPMiddleware, dispatch=through)] if behind_base_middleware else []
-    )
-    return polls.middleware(Starlette(routes=routes, middleware=middleware, lifespan=lifespan))
-
-
-app = application(behind_base_middleware=False)
-
-
-def serve_uvicorn(app: Any, listener: socket.socket, loop: str, http: str) -> None:
-    import uvicorn
-
-    config = uvicorn.Config(
-        app,
-        loop=loop,
-        http=http,
-        log_level="warning",
-        backlog=8192,
-        timeout_keep_alive=60,  # type: ignore[arg-type]
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-def serve_hypercorn(app: Any, listener: socket.socket, loop: str) -> None:
-    import uvloop
-    from hypercorn.asyncio import serve
-    from hypercorn.config import Config
-
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.graceful_timeout = 30
-    config.keep_alive_timeout = 60
-    config.errorlog = "-"
-    config.loglevel = "WARNING"
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
-        runner.run(serve(app, config))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("server", choices=["uvicorn", "hypercorn"])
-    parser.add_argument("--loop", default="asyncio")
-    parser.add_argument("--http", default="h11")
-    parser.add_argument("--base-middleware", action="store_true")
-    options = parser.parse_args()
-    served = application(behind_base_middleware=True) if options.base_middleware else app
-    listener = socket.create_server(("127.0.0.1", 0), backlog=8192)
-    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    if options.server == "uvicorn":
-        serve_uvicorn(served, listener, options.loop, options.http)
-    else:
-        serve_hypercorn(served, listener, options.loop)
-
-
-if __name__ == "__main__":
-    main()
+app = polls.middleware(Starlette(routes=routes, lifespan=lifespan))

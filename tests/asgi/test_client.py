@@ -11,6 +11,8 @@ from loops import on_virtual_time
 
 from purgatory.asgi._request import READ_AHEAD, Client
 
+LEFT = {"type": "http.disconnect"}
+
 
 class Listener:
     def __init__(self) -> None:
@@ -27,81 +29,49 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
     pass
 
 
-def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request]:
-    request = Request(nobody)
-    return Client(request.receive, read_ahead), request
+def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request, Listener]:
+    """A client that listens."""
+    request, listener = Request(nobody), Listener()
+    client = Client(request.receive, read_ahead)
+    client.add_listener(listener)
+    return client, request, listener
 
 
 async def test_messages_read_ahead_keep_their_order():
-    client, request = client_and_request()
-    client.add_listener(Listener())
-    request.body(b"par", more=True)
-    request.body(b"t")
-    await iterations(20)
-    assert request.messages.empty()
-    assert [(await client.receive())["body"] for _ in range(2)] == [b"par", b"t"]
-    client.close()
-    await iterations(2)
-
-
-async def test_the_end_of_a_body_stays_in_order():
-    client, request = client_and_request()
-    client.add_listener(Listener())
-    request.body(b"part", more=True)
-    request.body()
-    request.messages.put_nowait({"type": "http.something.new"})
-    request.body()
-    await iterations(20)
+    client, request, listener = client_and_request()
     end = {"type": "http.request", "body": b"", "more_body": False}
-    assert (await client.receive())["body"] == b"part"
-    assert [await client.receive() for _ in range(3)] == [end, {"type": "http.something.new"}, end]
-    client.close()
-    await iterations(2)
-
-
-async def test_an_unknown_message_is_kept_as_well():
-    client, request = client_and_request()
-    client.add_listener(Listener())
-    request.messages.put_nowait({"type": "http.something.new"})
+    messages = [
+        {"type": "http.request", "body": b"part", "more_body": True},
+        end,
+        {"type": "http.something.new"},
+        end,
+    ]
+    for message in messages:
+        request.messages.put_nowait(message)
     await iterations(20)
-    assert await client.receive() == {"type": "http.something.new"}
-    client.close()
-    await iterations(2)
-
-
-async def test_end_of_body_is_not_a_disconnect():
-    client, request = client_and_request()
-    listener = Listener()
-    client.add_listener(listener)
-    request.body(b"all of it")
-    await iterations(20)
-    assert (client.disconnected, listener.notified) == (False, [])
+    assert (request.messages.empty(), client.disconnected, listener.notified) == (True, False, [])
     request.leave()
     await iterations(20)
     assert (client.disconnected, listener.notified) == (True, ["left"])
-    assert (await client.receive())["body"] == b"all of it"
-    assert [await client.receive() for _ in range(2)] == [{"type": "http.disconnect"}] * 2
+    assert [await client.receive() for _ in range(6)] == [*messages, LEFT, LEFT]
 
 
 async def test_there_is_one_reader_however_many_ask():
-    client, request = client_and_request()
-    listener = Listener()
-    client.add_listener(listener)
-    asking = [asyncio.create_task(client.receive()) for _ in range(3)]
+    client, request, listener = client_and_request()
+    asking = [asyncio.create_task(client.receive()) for _ in range(4)]
     await iterations(3)
+    asking.pop(0).cancel()
     request.body(b"one", more=True)
     request.body(b"two", more=True)
     await iterations(20)
     request.leave()
-    answers = [await task for task in asking]
-    assert [answer.get("body") for answer in answers] == [b"one", b"two", None]
-    assert listener.notified == ["left"]
-    assert request.most_readers == 1
+    assert [(await task).get("body") for task in asking] == [b"one", b"two", None]
+    assert (listener.notified, request.most_readers) == (["left"], 1)
 
 
 async def test_cancelled_reader_hands_over():
-    client, request = client_and_request()
-    listener = Listener()
+    request, listener = Request(nobody), Listener()
+    client = Client(request.receive)
     reader = asyncio.create_task(client.receive())
     await iterations(2)
     client.add_listener(listener)
@@ -110,107 +80,54 @@ async def test_cancelled_reader_hands_over():
     await iterations(4)
     request.leave()
     await iterations(20)
-    assert listener.notified == ["left"]
-    assert request.most_readers == 1
-
-
-async def test_waiter_for_the_reader_may_be_cancelled():
-    client, request = client_and_request()
-    client.add_listener(Listener())
-    await iterations(2)
-    first, second = (asyncio.create_task(client.receive()) for _ in range(2))
-    await iterations(2)
-    first.cancel()
-    await iterations(2)
-    request.body(b"for the second")
-    assert (await second)["body"] == b"for the second"
-    client.close()
-    await iterations(2)
-
-
-@on_virtual_time
-async def test_long_body_is_read_at_the_applications_pace():
-    client, request = client_and_request()
-    listener = Listener()
-    client.add_listener(listener)
-    for _ in range(10):
-        request.body(bytes(READ_AHEAD // 4), more=True)
-    request.leave()
-    await asyncio.sleep(1)
-    left = request.messages.qsize()
-    assert left == 11 - 4  # the fourth exceeded the limit, with the overhead of a message
-    assert listener.notified == []
-    for _ in range(10):
-        assert len((await client.receive())["body"]) == READ_AHEAD // 4
-    await asyncio.sleep(1)
-    assert listener.notified == ["left"]
+    assert (listener.notified, request.most_readers) == (["left"], 1)
 
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("chunks", "notified"),
+    ("read_ahead", "chunk", "count", "taken"),
     [
-        ([bytes(64 * 1024)], ["left"]),
-        ([bytes(100)] * 300, ["left"]),
-        ([bytes(READ_AHEAD - 256), b"x"], []),
+        (READ_AHEAD, READ_AHEAD // 4, 10, 4),  # the fourth exceeds it, with its overhead
+        (READ_AHEAD, 64 * 1024, 1, 3),
+        (READ_AHEAD, 100, 300, 302),
+        (READ_AHEAD, READ_AHEAD - 256, 1, 3),
+        (READ_AHEAD, READ_AHEAD - 255, 1, 1),
+        (64 * 1024, 1, 10_000, 256),
+        (0, 0, 0, 2),  # the end of a body counts for nothing
     ],
-    ids=["64 KiB", "300 chunks", "beyond"],
 )
-async def test_disconnect_after_unread_body_is_noticed_within_bounds(chunks, notified):
-    client, request = client_and_request()
-    listener = Listener()
-    client.add_listener(listener)
-    for chunk in chunks:
-        request.body(chunk, more=True)
+async def test_long_body_is_read_at_applications_pace(read_ahead, chunk, count, taken):
+    client, request, listener = client_and_request(read_ahead)
+    for _ in range(count):
+        request.body(bytes(chunk), more=True)
     request.body()
     request.leave()
     await asyncio.sleep(1)
-    assert listener.notified == notified
-
-
-async def test_disconnect_after_the_body_ignores_the_bound():
-    client, request = client_and_request(0)
-    listener = Listener()
-    client.add_listener(listener)
-    request.body()
-    request.leave()
-    await iterations(20)
+    assert count + 2 - request.messages.qsize() == taken
+    assert listener.notified == (["left"] if taken == count + 2 else [])
+    body = b"".join([(await client.receive())["body"] for _ in range(count + 1)])
+    assert body == bytes(chunk * count)
+    assert client._buffered_bytes == 0
+    await asyncio.sleep(1)
     assert listener.notified == ["left"]
 
 
-@on_virtual_time
-async def test_single_bytes_are_not_kept_for_nothing():
-    client, request = client_and_request(64 * 1024)
-    client.add_listener(Listener())
-    for _ in range(10_000):
-        request.body(b"x", more=True)
-    request.body()
-    await asyncio.sleep(1)
-    assert 10_000 - request.messages.qsize() < 300
-    taken = b"".join([(await client.receive())["body"] for _ in range(10_001)])
-    assert taken == b"x" * 10_000
-    assert client._buffered_bytes == 0
-    client.close()
-    await iterations(2)
-
-
-async def test_a_listener_that_was_removed_is_not_notified():
-    client, request = client_and_request()
-    first, second = Listener(), Listener()
-    client.add_listener(first)
-    client.add_listener(second)
-    client.remove_listener(first)
-    client.remove_listener(first)
+async def test_removed_listener_is_not_notified():
+    client, request, first = client_and_request()
+    second, third = Listener(), Listener()
+    for listener in (second, third):
+        client.add_listener(listener)
+    for listener in (first, first, third):
+        client.remove_listener(listener)
     request.leave()
     await iterations(20)
-    assert (first.notified, second.notified) == ([], ["left"])
     client.close()
-    assert second.notified == ["left", "ended"]
+    notified = [listener.notified for listener in (first, second, third)]
+    assert notified == [[], ["left", "ended"], []]
 
 
-async def test_closing_stops_the_listener():
-    client, request = client_and_request()
-    client.add_listener(Listener())
+async def test_closing_stops_the_reader():
+    client, request, _ = client_and_request()
     await iterations(2)
     assert request.readers == 1
     client.close()
@@ -225,10 +142,8 @@ async def test_receive_error_is_announced_and_raised_later():
     client, listener = Client(receive), Listener()
     client.add_listener(listener)
     await iterations(3)
-    assert listener.notified == ["left"]
-    assert client.disconnected is False
-    for _ in range(2):
-        with pytest.raises(ConnectionError, match="the server is broken"):
-            client.add_listener(Listener())
+    assert (listener.notified, client.disconnected) == (["left"], False)
+    with pytest.raises(ConnectionError, match="the server is broken"):
+        client.add_listener(Listener())
     with pytest.raises(ConnectionError, match="the server is broken"):
         await client.receive()

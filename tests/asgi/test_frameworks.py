@@ -1,5 +1,6 @@
 """One line in a handler, on real servers and sockets: `Poll.result`, `Outcome.response` and an
-outcome that a handler returns, in FastAPI, Starlette, Litestar and plain ASGI."""
+outcome that a handler returns, in FastAPI, Starlette, Litestar and plain ASGI; handlers that are
+plain functions, which these frameworks and Django run in threads; and the dependency of FastAPI."""
 
 import asyncio
 import json
@@ -14,18 +15,24 @@ import litestar
 import pytest
 from asgi_connection import Connection
 from asgi_server import serving
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
+from django.test import override_settings
+from django.urls import path
 from litestar.types import Scope as LitestarScope
 from loops import on_asyncio
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
-from purgatory import Purgatory
+from purgatory import Purgatory, ThresholdPurgatory, WrongLoop
 from purgatory.asgi import Ending, LongPolls, Outcome, Poll, PollEnded, Versions
-from purgatory.asgi.fastapi import long_poll
+from purgatory.asgi.fastapi import RESPONSES, long_poll
 
 FORMS = ["result", "response", "outcome"]
 FRAMEWORKS = ["fastapi", "starlette", "litestar", "plain"]
@@ -56,6 +63,11 @@ class Service:
         self.results["7"] = value
         self.jobs.check_and_complete("7")
 
+    def finish_in_thread(self) -> None:
+        """What a handler does that is a plain function."""
+        self.results["7"] = "done"
+        self.jobs.check_and_complete_threadsafe("7")
+
 
 def fastapi_app(service: Service) -> Any:
     app = fastapi.FastAPI()
@@ -67,6 +79,10 @@ def fastapi_app(service: Service) -> Any:
     @app.get("/news")
     async def news(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
         return await service.versions.changed(poll, "news")
+
+    @app.put("/jobs")
+    def finish() -> None:
+        service.finish_in_thread()
 
     @app.websocket("/socket")
     async def socket(
@@ -87,6 +103,10 @@ def starlette_app(service: Service) -> Any:
     async def news(request: Request) -> Any:
         return await service.versions.changed(service.polls.poll(request.scope), "news")
 
+    def finish(_: Request) -> Response:
+        service.finish_in_thread()
+        return Response()
+
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.send_json(await service.answer(service.polls.poll(websocket.scope)))
@@ -94,6 +114,7 @@ def starlette_app(service: Service) -> Any:
     routes = [
         Route("/jobs", result),
         Route("/news", news),
+        Route("/jobs", finish, methods=["PUT"]),
         WebSocketRoute("/socket", socket),
     ]
     app = Starlette(routes=routes)
@@ -110,12 +131,16 @@ def litestar_app(service: Service) -> Any:
     async def news(scope: LitestarScope) -> Any:
         return await service.versions.changed(service.polls.poll(scope), "news")
 
+    @litestar.put("/jobs", sync_to_thread=True)
+    def finish() -> None:
+        service.finish_in_thread()
+
     @litestar.websocket("/socket")
     async def socket(socket: litestar.WebSocket[Any, Any, Any]) -> None:
         await socket.accept()
         await socket.send_json(await service.answer(service.polls.poll(socket.scope)))
 
-    return service.polls.middleware(litestar.Litestar([result, news, socket]))
+    return service.polls.middleware(litestar.Litestar([result, news, finish, socket]))
 
 
 def plain_app(service: Service) -> Any:
@@ -145,17 +170,36 @@ def plain_app(service: Service) -> Any:
     return service.polls.middleware(app)
 
 
+urlpatterns: list[Any] = []
+if not settings.configured:
+    settings.configure()
+
+
+def django_app(service: Service) -> Any:
+    async def result(request: Any) -> HttpResponse:
+        outcome = await service.answer(service.polls.poll(request.scope))
+        return HttpResponse(json.dumps(outcome.value), status=outcome.status)
+
+    def finish(_: Any) -> HttpResponse:
+        service.finish_in_thread()
+        return HttpResponse()
+
+    urlpatterns[:] = [path("jobs", result), path("finish", finish)]
+    return service.polls.middleware(get_asgi_application())
+
+
 APPS: dict[str, Callable[[Service], Any]] = {
     "fastapi": fastapi_app,
     "starlette": starlette_app,
     "litestar": litestar_app,
     "plain": plain_app,
+    "django": django_app,
 }
 
 
-async def ask(port: int, target: str, headers: str = "") -> Connection:
+async def ask(port: int, target: str, method: str = "GET") -> Connection:
     connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
-    connection.send(target, headers=headers)
+    connection.send(target, method)
     return connection
 
 
@@ -253,26 +297,65 @@ async def test_a_socket_is_closed_as_the_outcome_says(framework, caplog):
 
 
 @on_asyncio
-@pytest.mark.parametrize("form", FORMS)
-async def test_a_model_is_encoded_by_fastapi(form):
-    service = Service(form)
-    service.finish(Job(name="tea"))
-    async with serving(fastapi_app(service)) as port:
-        connection = await ask(port, "/jobs")
-        assert json.loads((await connection.answer())[2]) == {"name": "tea"}
-        connection.hang_up()
+@pytest.mark.parametrize("framework", ["fastapi", "starlette", "litestar", "django"])
+async def test_plain_function_in_thread_answers_waiters(framework):
+    service = Service("outcome")
+    with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
+        async with serving(APPS[framework](service)) as port:
+            waiting = await ask(port, "/jobs?wait=50")
+            await until(lambda: service.polls.open == 1)
+            django = framework == "django"
+            finish = await (ask(port, "/finish") if django else ask(port, "/jobs", "PUT"))
+            assert (await finish.answer())[0] in (200, 204)
+            assert (await waiting.answer())[::2] == (200, b'"done"')
+            for connection in (waiting, finish):
+                connection.hang_up()
+    assert service.polls.open == service.jobs.pending == 0
 
 
 @on_asyncio
-@in_each
-async def test_bytes_are_answered_as_they_are(framework):
-    service = Service("outcome")
-    service.finish(b"\x00\xff")
+async def test_loop_method_in_thread_names_threadsafe_one():
+    jobs, offsets = Purgatory[Any](), ThresholdPurgatory[str, int]()
+    waiting = [
+        asyncio.create_task(jobs.wait_for(lambda: None, ["job"])),
+        asyncio.create_task(offsets.wait("topic", 1)),
+    ]
+    await asyncio.sleep(0)
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+        (
+            jobs.check_and_complete,
+            ("job",),
+            "cannot check 'job': .* check_and_complete_threadsafe$",
+        ),
+        (jobs.deliver, ("job", 1), "cannot deliver to 'job': .* call deliver_threadsafe$"),
+        (offsets.advance, ("topic", 1), "cannot advance 'topic': .* call advance_threadsafe$"),
+    ]
+    for method, arguments, expected in calls:
+        with pytest.raises(WrongLoop, match=expected):
+            await asyncio.to_thread(method, *arguments)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+
+@on_asyncio
+@pytest.mark.parametrize(
+    ("framework", "form", "value"),
+    [
+        *(("fastapi", form, Job(name="tea")) for form in FORMS),
+        *((framework, "outcome", b"\x00\xff") for framework in FRAMEWORKS),
+    ],
+)
+async def test_models_and_bytes_are_encoded(framework, form, value):
+    service = Service(form)
+    service.finish(value)
     async with serving(APPS[framework](service)) as port:
         connection = await ask(port, "/jobs")
         status, headers, body = await connection.answer()
-        assert (status, body) == (200, b"\x00\xff")
-        assert headers["content-type"] == "application/octet-stream"
+        is_bytes = isinstance(value, bytes)
+        assert (status, body) == (200, value if is_bytes else b'{"name":"tea"}')
+        content_type = "application/octet-stream" if is_bytes else "application/json"
+        assert headers["content-type"] == content_type
         connection.hang_up()
 
 
@@ -307,16 +390,49 @@ def test_poll_without_dependency_names_long_poll(annotation):
         app.get("/jobs")(result)
 
 
-def test_poll_of_scope_and_receive_is_explained():
-    async def receive() -> None: ...
-
-    with pytest.raises(TypeError, match=r"wait must be a number of seconds, got <function"):
-        LongPolls().poll({"type": "http"}, receive)  # type: ignore[arg-type]
+# The dependency of FastAPI
 
 
-def test_poll_of_a_request_names_the_scope():
-    class AnyRequest:
-        scope: Any = None
+@pytest.fixture
+def documented() -> fastapi.FastAPI:
+    app, jobs = fastapi.FastAPI(), Purgatory[Any]()
+    polls = LongPolls(max_wait=30, default_wait=0, wait_parameter="patience")
 
-    with pytest.raises(TypeError, match=r"scope must be the scope of a request.*pass its \.scope"):
-        LongPolls().poll(AnyRequest())  # type: ignore[arg-type]
+    dependency = Annotated[Poll, long_poll(polls)]
+
+    @app.get("/job", responses=RESPONSES)
+    async def job(poll: dependency, same: dependency) -> Response:  # type: ignore[valid-type]
+        assert poll is same
+        return (await poll.wait_for(jobs, lambda: None, ["job"])).response()
+
+    app.add_middleware(polls.middleware)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("query", "prefer", "status", "applied"),
+    [
+        ("", "", 204, None),
+        ("?patience=0.01", "wait=20", 204, "wait=0.01"),
+        ("?patience=5&patience=0", "", 204, "wait=0"),
+        ("", "respond-async, wait=0", 204, "wait=0"),
+        ("", "wait=nonsense", 204, None),
+        ("?patience=soon", "", 400, None),
+        ("?wait=soon", "", 204, None),
+    ],
+)
+def test_request_is_polled_as_without_dependency(documented, query, prefer, status, applied):
+    with TestClient(documented) as client:
+        answer = client.get(f"/job{query}", headers={"Prefer": prefer})
+    assert (answer.status_code, answer.headers.get("preference-applied")) == (status, applied)
+
+
+def test_openapi_documents_wait_and_answers(documented):
+    operation = documented.openapi()["paths"]["/job"]["get"]
+    patience, prefer = operation["parameters"]
+    assert (patience["name"], patience["in"], patience["required"]) == ("patience", "query", False)
+    assert patience["schema"].items() >= {"type": "number", "minimum": 0, "maximum": 30}.items()
+    assert "by default 0" in patience["description"]
+    assert (prefer["name"].lower(), prefer["in"], prefer["required"]) == ("prefer", "header", False)
+    assert {"204", "400", "503"} <= set(operation["responses"])
+    assert "Retry-After" in operation["responses"]["503"]["headers"]

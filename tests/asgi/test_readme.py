@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 from asgi_modules import load
-from asgi_readme_blocks import write_files
 from asgi_requests import Request
 from fastapi.testclient import TestClient
 from loops import on_virtual_time
+from readme_blocks import blocks
 
 from purgatory.asgi import Ending
 from purgatory.asgi._outcome import ANSWERS, MALFORMED, outcome_of
@@ -22,8 +22,14 @@ PAGE = Path(__file__).parents[2] / "purgatory" / "asgi" / "README.md"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the page's files are."""
-    assert write_files(PAGE, tmp_path) == ["app.py", "test_app.py", "plain.py"]
+    """The page's files: the first line of each block names its file."""
+    codes: dict[str, str] = {}
+    for block in blocks(PAGE, "python"):
+        title, _, code = block.text.removeprefix("# ").partition("\n")
+        codes[title] = codes.get(title, "") + code + "\n\n"
+    assert [*codes] == ["app.py", "test_app.py", "plain.py"]
+    for title, code in codes.items():
+        (tmp_path / title).write_text(code, encoding="utf-8")
     return tmp_path
 
 
@@ -123,9 +129,3 @@ def test_readme_table_equals_answers():
         },
         "": (MALFORMED.status, MALFORMED.close_code, ""),
     }
-
-
-def test_every_file_that_it_names_is_there():
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []

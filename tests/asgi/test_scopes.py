@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from asgi_requests import Request
+from asgi_requests import WAITS, Request, Service
 from helpers import iterations
 from loops import on_every_loop, on_virtual_time
 from starlette.applications import Starlette
@@ -18,39 +18,23 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
-from purgatory.asgi import Ending, LongPolls, Outcome
-
-WAITS = ["predicate", "asynchronous predicate", "operation", "threshold", "run"]
+from purgatory import DelayedOperation, Purgatory
+from purgatory.asgi import Ending, LongPolls
 
 
-class Fetch(DelayedOperation[str]):
-    def __init__(self, found: asyncio.Event) -> None:
-        super().__init__(100.0)
-        self.found = found
-
-    def try_complete(self) -> bool:
-        return self.found.is_set() and self.force_complete()
-
-    def on_complete(self) -> str:
-        return "found"
-
-
-class Service:
+class Scoped(Service):
     """A request that waits within `around`, and everything that may end it, each a method without
-    arguments."""
+    arguments.
 
-    def __init__(self, wait: str, around: str) -> None:
-        self.polls = LongPolls(signals=(), max_wait=100)
-        self.purgatory: Purgatory[Any] = Purgatory()
-        self.thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
-        self.found = asyncio.Event()
-        self.kind, self.around = wait, around
-        self.outcome: Outcome[Any] | None = None
-        self.went_on = False
-        """Whether the endpoint came to its end."""
-        self.ended_by_scope = False
-        self.app = self.polls.middleware(self.answer)
+    Attributes:
+        went_on: whether the endpoint came to its end.
+        ended_by_scope: whether `around` has cancelled it.
+    """
+
+    def __init__(self, way: str, around: str) -> None:
+        super().__init__(way)
+        self.around = around
+        self.went_on = self.ended_by_scope = False
         self.request: Request | None = None
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -75,10 +59,8 @@ class Service:
                     self.sibling.cancel()
         except (TimeoutError, ExceptionGroup):
             self.ended_by_scope = True
-        if (
-            self.around != "group"
-        ):  # in 3.11 a group of tasks does not take its own cancellation back
-            assert task.cancelling() == before
+        # In 3.11 a group of tasks does not take its own cancellation back.
+        assert task.cancelling() == before or self.around == "group"
         await iterations(5)  # where a cancellation that was left behind would strike
 
     async def fail(self) -> None:
@@ -86,31 +68,9 @@ class Service:
         raise LookupError
 
     async def body(self, scope: Any) -> None:
-        self.outcome = await self.wait(self.polls.poll(scope))
+        await self.wait(self.polls.poll(scope))
         await iterations(5)
         self.went_on = True
-
-    async def wait(self, poll: Any) -> Outcome[Any]:
-        if self.kind == "predicate":
-            return await poll.wait_for(
-                self.purgatory, lambda: self.found.is_set() and "found", ["key"]
-            )
-        if self.kind == "asynchronous predicate":
-            return await poll.wait_for(self.purgatory, self.look, ["key"])
-        if self.kind == "operation":
-            return await poll.wait(self.purgatory, Fetch(self.found), ["key"])
-        if self.kind == "threshold":
-            return await poll.reach(self.thresholds, "key", 1)
-        return await poll.run(self.found.wait())
-
-    async def look(self) -> str | None:
-        await asyncio.sleep(0)
-        return "found" if self.found.is_set() else None
-
-    def satisfy(self) -> None:
-        self.found.set()
-        self.thresholds.advance("key", 1)
-        self.purgatory.check_and_complete("key")
 
     def leave(self) -> None:
         self.request.leave()
@@ -146,22 +106,17 @@ class Service:
         await self.request.done()
         return False
 
-    def check_nothing_is_left(self) -> None:
-        assert (
-            self.polls.open
-            == self.purgatory.pending
-            == self.purgatory.watched
-            == self.thresholds.pending
-            == 0
-        )
+
+AROUND = ["nothing", "timeout", "anyio", "group"]
+in_each_way = pytest.mark.parametrize("way", WAITS)
 
 
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("around", ["nothing", "timeout", "anyio", "group"])
-async def test_each_end_of_a_wait_reaches_its_owner(wait, around):
+@in_each_way
+@pytest.mark.parametrize("around", AROUND)
+async def test_each_end_of_a_wait_reaches_its_owner(way, around):
     names = ["satisfy", "leave", "stop", "cancel", *(["end_scope"] if around != "nothing" else [])]
     for events, pause in product(permutations(names, 2), range(3)):
-        service = Service(wait, around)
+        service = Scoped(way, around)
         was_cancelled = await service.run(events, pause)
         came_to_its_end = service.went_on or was_cancelled or service.ended_by_scope
         assert came_to_its_end, (events, pause)
@@ -169,17 +124,19 @@ async def test_each_end_of_a_wait_reaches_its_owner(wait, around):
             assert not was_cancelled, (events, pause)
         if "end_scope" not in events:
             assert not service.ended_by_scope, (events, pause)
+        is_awaited = way == "asynchronous predicate"
+        if events[0] == "satisfy" and events[1] in ("stop", "leave") and not is_awaited:
+            assert service.endings == [Ending.SATISFIED], (events, pause)
 
 
-@pytest.mark.parametrize("wait", WAITS)
-async def test_value_present_at_the_end_is_satisfied(wait):
-    for event, around in product(["stop", "leave"], ["nothing", "timeout", "anyio", "group"]):
-        service = Service(wait, around)
-        await service.run(
-            ("satisfy", event), 0 if wait != "asynchronous predicate" else 3
-        )  # that has to be awaited
-        assert service.outcome is not None
-        assert (service.outcome.ending, bool(service.outcome.value)) == (Ending.SATISFIED, True)
+@pytest.mark.parametrize("event", ["stop", "leave"])
+async def test_value_that_was_awaited_is_satisfied(event):
+    for around in AROUND:
+        service = Scoped("asynchronous predicate", around)
+        await service.run(("satisfy", event), 3)
+        assert [(each.ending, each.value) for each in service.outcomes] == [
+            (Ending.SATISFIED, "found")
+        ]
 
 
 async def test_operation_whose_hook_is_due_is_satisfied():
@@ -207,9 +164,9 @@ async def test_operation_whose_hook_is_due_is_satisfied():
 
 
 @on_every_loop
-@pytest.mark.parametrize("wait", WAITS)
-async def test_cancelled_server_scope_ends_the_wait(wait):
-    service = Service(wait, "nothing")
+@in_each_way
+async def test_cancelled_server_scope_ends_the_wait(way):
+    service = Scoped(way, "nothing")
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         with anyio.move_on_after(0.01) as around:
@@ -217,7 +174,7 @@ async def test_cancelled_server_scope_ends_the_wait(wait):
         assert around.cancelled_caught
 
     await Request(serve).done()
-    assert service.outcome is None
+    assert service.outcomes == []
     service.check_nothing_is_left()
 
 

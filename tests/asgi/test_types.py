@@ -3,7 +3,6 @@
 import json
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from requirements import unavailable
@@ -59,34 +58,18 @@ def text_of(outcome: Outcome[str]) -> str:
 """
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Path:
-    file = tmp_path / "service.py"
-    file.write_text(SERVICE, encoding="utf-8")
-    return file
-
-
-def need_module(name: str) -> str:
-    return name if find_spec(name) else unavailable(f"needs {name}: pip install --group lint")
-
-
 @pytest.mark.slow
-def test_mypy_infers_the_type_of_values(service, program):
-    done = program(
-        "-m", need_module("mypy"), "--strict", f"--cache-dir={service.parent / 'cache'}", service
-    )
-    assert done.stdout == "Success: no issues found in 1 source file\n"
-
-
-@pytest.mark.slow
-def test_pyright_infers_the_type_of_values(service, program):
-    settings = {
-        "typeCheckingMode": "strict",
-        "reportMissingTypeStubs": False,
-        "include": [service.name],
-    }
-    (service.parent / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
-    done = program(
-        "-m", need_module("pyright"), "--pythonpath", sys.executable, "-p", service.parent
-    )
-    assert "0 errors" in done.stdout
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_types_of_values_are_inferred(checker, tmp_path, program):
+    if not find_spec(checker):
+        unavailable(f"needs {checker}: pip install --group lint")
+    (tmp_path / "service.py").write_text(SERVICE, encoding="utf-8")
+    settings = {"typeCheckingMode": "strict", "reportMissingTypeStubs": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    options = {
+        "mypy": ["--strict", f"--cache-dir={tmp_path / 'cache'}", tmp_path / "service.py"],
+        "pyright": ["--pythonpath", sys.executable, "-p", tmp_path],
+    }[checker]
+    done = program("-m", checker, *options)
+    expected = {"mypy": "Success: no issues found in 1 source file", "pyright": "0 errors"}
+    assert expected[checker] in done.stdout

@@ -2,7 +2,6 @@
 application."""
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def text(words: str) -> Message:
 
 
 class Socket:
-    """One WebSocket to an application that is connected, as a server makes it."""
+    """A WebSocket to an application, as a server makes it; the client has connected."""
 
     def __init__(self, app: Any, query: bytes = b"") -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -99,19 +98,42 @@ async def test_satisfied_wait_keeps_message_order(query):
 
 
 @on_virtual_time
-async def test_disconnect_ends_the_wait_and_keeps_its_code():
-    board = Board()
-    socket = Socket(board.app)
-    await asyncio.sleep(1)
-    socket.say(text("bye"), LEFT)
-    await socket.task
-    assert asyncio.get_running_loop().time() == 1.0
-    assert [outcome.ending for outcome in board.outcomes] == [Ending.GONE]
-    assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
+@pytest.mark.parametrize(
+    ("query", "end", "ending", "code"),
+    [
+        (b"wait=5", "", Ending.DEADLINE, 1000),
+        (b"", "leave", Ending.GONE, 1001),
+        (b"", "stop", Ending.STOPPING, 1012),
+        (b"wait=soon", "", Ending.REFUSED, 1008),
+        (b"", "full", Ending.REFUSED, 1013),
+    ],
+)
+async def test_each_ending_has_the_code_to_close_with(query, end, ending, code):
+    board = Board(max_open=1)
+    if end == "full":
+        Socket(board.app, b"wait=50")
+        await asyncio.sleep(1)
+    socket = Socket(board.app, query)
+    await asyncio.sleep(10)
+    if end == "stop":
+        board.polls.stop()
+    if end == "leave":
+        socket.say(text("bye"), LEFT)
+    await iterations(10)
+    assert [(each.ending, each.close_code) for each in board.outcomes] == [(ending, code)]
+    board.polls.stop()
+    if end == "leave":  # its own close is not answered by ours
+        assert [message["type"] for message in socket.sent] == ["websocket.accept"]
+        await socket.task
+        assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
+    else:
+        assert socket.sent[-1]["code"] == code
+        socket.say(LEFT)
+        await socket.task
+        await iterations(10)
     assert board.polls.open == board.purgatory.pending == 0
 
 
-@on_virtual_time
 @pytest.mark.parametrize("character", [b"%F0%9F%90%99", b"%00", b"%22"])
 async def test_every_reason_fits_into_a_close_frame(character):
     board = Board()
@@ -125,69 +147,23 @@ async def test_every_reason_fits_into_a_close_frame(character):
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("query", "ending", "code"),
+    ("part", "content", "bytes_each"),
     [
-        (b"wait=5", Ending.DEADLINE, 1000),
-        (b"", Ending.STOPPING, 1012),
-        (b"wait=soon", Ending.REFUSED, 1008),
-        (b"full", Ending.REFUSED, 1013),
+        ("text", "x" * 1024, 1024),
+        ("bytes", b"x" * 1024, 1024),
+        ("text", "ж" * 1024, 4096),
+        ("text", "\N{OCTOPUS}" * 1024, 4096),
     ],
 )
-async def test_each_ending_has_the_code_to_close_with(query, ending, code):
-    board = Board(max_open=1)
-    if query == b"full":
-        Socket(board.app, b"wait=50")
-        await asyncio.sleep(1)
-    socket = Socket(board.app, query)
-    await asyncio.sleep(10)
-    if ending is Ending.STOPPING:
-        board.polls.stop()
-    await iterations(10)
-    assert [outcome.ending for outcome in board.outcomes] == [ending]
-    assert socket.sent[-1]["code"] == code
-    board.polls.stop()
-    socket.say(LEFT)
-    await socket.task
-
-
-@on_virtual_time
-@pytest.mark.parametrize("kind", ["text", "bytes"])
-async def test_endless_messages_slow_the_client_down(kind):
+async def test_endless_messages_slow_the_client_down(part, content, bytes_each):
     board = Board()
     socket = Socket(board.app)
-    message: Any = {"text": "x" * 1024, "bytes": b"x" * 1024}[kind]
     for _ in range(1_000):
-        socket.say({"type": "websocket.receive", kind: message})
+        socket.say({"type": "websocket.receive", part: content})
     socket.say(LEFT)
     await asyncio.sleep(1)
     taken = 1_001 - socket.messages.qsize()
-    assert taken == READ_AHEAD // (1024 + 256) + 1
+    assert taken == READ_AHEAD // (bytes_each + 256) + 1
     board.satisfy()
     await socket.task
     assert len(board.received) == 1 + 1_000 + 2
-
-
-@on_virtual_time
-@pytest.mark.parametrize("character", ["\N{OCTOPUS}", "ж"])
-async def test_read_ahead_bounds_the_memory_of_text(character):
-    board = Board()
-    socket = Socket(board.app)
-    for _ in range(1_000):
-        socket.say(text(character * 1024))
-    await asyncio.sleep(1)
-    taken = 1_001 - socket.messages.qsize()
-    assert taken * sys.getsizeof(character * 1024) <= READ_AHEAD + 4 * 1024 + 256
-    socket.task.cancel()
-
-
-@on_virtual_time
-async def test_run_ends_with_its_websocket():
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
-        outcomes.append(await polls.poll(scope).run(asyncio.sleep(100)))
-
-    polls, outcomes = LongPolls(signals=()), []
-    socket = Socket(polls.middleware(serve))
-    await asyncio.sleep(1)
-    socket.say(LEFT)
-    await socket.task
-    assert [outcome.ending for outcome in outcomes] == [Ending.GONE]
