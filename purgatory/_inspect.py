@@ -31,7 +31,7 @@ from purgatory._core.operation import Operation
 from purgatory._core.purgatory import Purgatory
 from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
-from purgatory._core.thresholds import ThresholdPurgatory, queues_of
+from purgatory._core.thresholds import ThresholdPurgatory
 from purgatory._core.watch_lists import Chunk, WatchLinks, as_tuple
 from purgatory._core.wheel import TimingWheel
 
@@ -241,7 +241,9 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
 
 
 def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> ThresholdInspection:
-    queues, is_closed = queues_of(purgatory)
+    if purgatory._loop_wheel.is_bound:
+        purgatory._bind(f"inspect {purgatory.name}")
+    queues = purgatory._queues
     is_small = _size(queues) <= MAX_SCANNED_BYTES // 2
     sample = list(islice(queues.values(), MAX_SKIPPED if is_small else 0))
     watched = [
@@ -258,7 +260,9 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
     now = get_running_loop().time()
     waits = islice(_waits(sample), MAX_WAITS)
     oldest = tuple(nsmallest(most, waits, key=partial(_by_age, now)))
-    return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample), now, oldest)
+    return ThresholdInspection(
+        purgatory.statistics(), purgatory._closed, hottest, len(sample), now, oldest
+    )
 
 
 def _waits(queues: Iterable[ThresholdQueue]) -> Iterator[WaitingOperation]:

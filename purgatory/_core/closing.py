@@ -10,100 +10,122 @@ module can serve one lifespan after another.
 """
 
 from asyncio import current_task, sleep, wait
-from collections.abc import Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from purgatory._core import logs
+from purgatory._core.arguments import printable
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.observers import Cause
 from purgatory._core.operation import Operation, cancel
-from purgatory._core.watch_lists import first_batch, steps_to_leave
+from purgatory._core.watch_lists import steps_to_leave
 
 if TYPE_CHECKING:
     from purgatory._core.purgatory import Purgatory
+    from purgatory._core.thresholds import ThresholdPurgatory
 
-Cancelled = tuple[Operation | None, int]
-"""An operation, or None if it has completed instead, and the work that this was, in operations."""
+    Closable: TypeAlias = Purgatory[Any] | ThresholdPurgatory[Any, Any]
+
+T = TypeVar("T")
+
+Batches = Iterator[tuple[list[T], int]]
+"""What was ended at each step, and the work that this was, in operations."""
 
 
 async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    purgatory._closed = purgatory._has_limits = True
-    try:
-        if drain > 0.0 and not purgatory._is_idle:
-            purgatory._idle_waiter = idle = (
-                purgatory._idle_waiter or purgatory._loop.create_future()
-            )
-            await wait((idle,), timeout=drain)
-        cancelled = await in_batches(cancel_all(purgatory))
-        if cancelled and drain > 0.0:
-            logs.cancelled_by_drain(purgatory.name, len(cancelled), drain)
-        await _wait_answered(purgatory)
-    except BaseException:
-        for _ in cancel_all(purgatory):
-            pass
-        raise  # deferred hooks run in the next iterations
-    return cancelled
-
-
-async def _wait_answered(purgatory: "Purgatory[Any]") -> None:
-    """Waits until all waiters whose wait has ended are answered."""
-    dispatcher = purgatory._dispatcher
-    if dispatcher.queue:
-        answered = purgatory._loop.create_future()
-        dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
-        await answered
+    purgatory._has_limits = True
+    cancelled = await end_all(purgatory, drain, partial(cancel_all, purgatory))
     here = current_task()
     while others := [over for over, task in purgatory._async_waits.items() if task is not here]:
         await wait(others)
+    return cancelled
+
+
+async def end_all(home: "Closable", drain: float, rest: Callable[[], Batches[T]]) -> list[T]:
+    """Closes `home`, and returns what it had to end when `drain` was over.
+
+    Args:
+        drain: in seconds.
+        rest: ends what is pending.
+    """
+    home._closed = True
+    try:
+        if drain > 0.0 and not home._is_idle:
+            home._idle_waiter = idle = home._idle_waiter or home._loop.create_future()
+            await wait((idle,), timeout=drain)
+        ended = await in_batches(rest())
+        if ended and drain > 0.0:
+            logs.cancelled_by_drain(home.name, len(ended), drain)
+        if home._dispatcher.queue:
+            answered = home._loop.create_future()
+            home._dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
+            await answered
+    except BaseException:
+        for _ in rest():
+            pass
+        raise  # deferred work runs in the next iterations
+    return ended
+
+
+def notify_idle(home: "Closable") -> None:
+    """Ends the drain of `home`, if nothing is pending."""
+    idle = home._idle_waiter
+    if idle is not None and home._is_idle:
+        home._idle_waiter = None
+        if not idle.done():
+            idle.set_result(None)
 
 
 def reopen(purgatory: "Purgatory[Any]") -> None:
-    """Reopens a closed purgatory; an open one is unchanged.
+    """Reopens a closed purgatory; an open one is unchanged. For errors see `open_again`."""
+    open_again(purgatory)
+    purgatory._has_limits = purgatory._max_pending is not None
+
+
+def open_again(home: "Closable") -> None:
+    """Reopens `home`, if it is closed.
 
     Raises:
         PurgatoryClosed: it is still being closed.
         WrongLoop: it is bound to another loop, which is not closed.
     """
-    if purgatory._closed:
-        purgatory._bind(f"open {purgatory.name} again")
-        if not purgatory._is_idle:
-            raise PurgatoryClosed(
-                f"cannot open {purgatory.name} again: it is being closed, and some still wait in it"
-            )
-        purgatory._closed, purgatory._has_limits = False, purgatory._max_pending is not None
+    if home._closed:
+        action = f"open {printable(home.name)} again"
+        home._bind(action)
+        if not home._is_idle:
+            raise PurgatoryClosed(f"cannot {action}: it is being closed, and some still wait in it")
+        home._closed = False
 
 
-async def in_batches(cancelling: Iterable[Cancelled]) -> list[Operation]:
-    """Exhausts `cancelling`, a bounded amount per iteration of the loop, and returns the
-    operations that were cancelled."""
-    cancelled: list[Operation] = []
+async def in_batches(ending: Batches[T]) -> list[T]:
+    """Exhausts `ending`, a bounded amount per iteration of the loop, and returns all that was
+    ended."""
+    ended: list[T] = []
     spent = 0
-    for operation, steps in cancelling:
-        if operation is not None:
-            cancelled.append(operation)
+    for batch, steps in ending:
+        ended += batch
         spent += steps
         if spent >= MAX_PER_ITERATION:
             spent = 0
             await sleep(0)
-    return cancelled
+    return ended
 
 
-def cancel_all(purgatory: "Purgatory[Any]") -> Iterator[Cancelled]:
+def cancel_all(purgatory: "Purgatory[Any]") -> Batches[Operation]:
     """Ends all pending operations of a purgatory, one at each step."""
-    for waiting in list(purgatory._by_key.values()):
-        while found := first_batch(waiting):
-            yield from _cancel_each(found, Cause.CLOSED)
+    for key in list(purgatory._by_key):
+        yield from cancel_key(purgatory, key, Cause.CLOSED)
 
 
-def cancel_key(purgatory: "Purgatory[Any]", key: Hashable) -> Iterator[Cancelled]:
+def cancel_key(
+    purgatory: "Purgatory[Any]", key: Hashable, cause: Cause = Cause.CANCELLED
+) -> Batches[Operation]:
     """Ends the operations that watch `key`, one at each step."""
     while found := purgatory._watchers.first_operations(key):
-        yield from _cancel_each(found, Cause.CANCELLED)
-
-
-def _cancel_each(operations: list[Operation], cause: Cause) -> Iterator[Cancelled]:
-    for operation in operations:
-        links = operation._op_links
-        yield operation if cancel(operation, cause) else None, steps_to_leave(links)
+        for operation in found:
+            links = operation._op_links
+            # An operation whose outcome was decided has completed instead.
+            yield [operation] if cancel(operation, cause) else [], steps_to_leave(links)

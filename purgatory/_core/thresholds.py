@@ -25,15 +25,15 @@ blocking queries: a client passes the version it has seen, so it misses nothing 
 requests. Therefore a key keeps its value until `forget` is called.
 """
 
-from asyncio import AbstractEventLoop, Future, sleep, wait
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from asyncio import Future
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
-from purgatory._core import logs
+from purgatory._core import closing
 from purgatory._core.arguments import (
     check_drain,
     check_limit,
@@ -53,7 +53,6 @@ from purgatory._core.errors import (
 from purgatory._core.failure import Failure
 from purgatory._core.loop import (
     MAX_PER_ITERATION,
-    REGISTRATIONS_PER_STEP,
     UNBOUND,
     LoopTimingWheel,
     ThreadsafeInbox,
@@ -68,7 +67,6 @@ from purgatory._core.threshold_queue import (
     ThresholdQueue,
     check_advance,
     describe_value,
-    has_reached,
 )
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
@@ -92,28 +90,22 @@ else:
 
 @final
 class _Waiter(TimerEntry):
-    """A `wait` in progress.
+    """A `wait`. The result of `future` is the value, a `Failure`, `EXPIRED` or `CANCELLED`; None if
+    the wait has ended at once."""
 
-    Attributes:
-        future: its result is the value, a `Failure`, `EXPIRED` or `CANCELLED`.
-        started_at: loop time of the start.
-        timeout: in seconds; None for no limit.
-    """
+    __slots__ = ("future", "key", "purgatory", "started_at", "threshold", "timeout")
 
-    __slots__ = ("future", "purgatory", "queue", "started_at", "threshold", "timeout")
-
-    future: Future[Any]
-    purgatory: "ThresholdPurgatory[Any, Any]"
-    queue: ThresholdQueue
-    started_at: float
-    threshold: Any
-    timeout: float | None
+    def __init__(self, purgatory: Any, key: Any, threshold: Any, timeout: float | None) -> None:
+        self.purgatory = purgatory
+        self.key = key
+        self.threshold = threshold
+        self.timeout = timeout
+        self.started_at = purgatory._time()
+        self.future: Any = None
+        self._timer_chunk = None
 
     def _timer_expired(self) -> None:
         self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
-
-    def __repr__(self) -> str:
-        return f"<wait for {describe(self.queue.key)} to reach {describe(self.threshold)}>"
 
 
 @final
@@ -123,7 +115,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
     The values of a key never decrease, and are stored, so a client that passes its threshold misses
     no value between two waits. Values are of any immutable, hashable type with a total order:
-    numbers, strings, tuples. Lists and sets are refused as thresholds.
+    numbers, strings, tuples. As in `sorted`, exceptions of comparisons are raised to the caller.
 
     Bound to the running event loop at first use; all methods but `advance_threadsafe` belong to its
     thread. As an async context manager it is closed on exit, and may be entered again.
@@ -160,7 +152,7 @@ class ThresholdPurgatory(Generic[K, V]):
         self.name = name
         self._loop_wheel = LoopTimingWheel(tick, wheel_size)
         self._wheel = self._loop_wheel.wheel
-        self._loop: AbstractEventLoop = UNBOUND
+        self._loop: Any = UNBOUND
         self._time = self._loop_wheel.time
         self._max_pending = max_pending
         self._max_keys = max_keys
@@ -175,7 +167,7 @@ class ThresholdPurgatory(Generic[K, V]):
         """Waiters that have left their queue, and are woken by the dispatcher."""
         self._closed = False
         self._idle_waiter: Future[None] | None = None
-        """Done when no wait is pending or unanswered; created when `aclose` waits for that."""
+        """Done when no wait is pending; created when `aclose` waits for that."""
         self._inbox: ThreadsafeInbox[tuple[Any, Any]] = ThreadsafeInbox(
             self._loop_wheel, self._advance_from_threads
         )
@@ -214,38 +206,34 @@ class ThresholdPurgatory(Generic[K, V]):
             self._bind("wait for {}", key)
         if timeout is not None:
             timeout = seconds("timeout", timeout)
+        if threshold != threshold:
+            raise ValueError(f"cannot {_wait(key, threshold)}: NaN is never reached")
         if self._closed:
             raise PurgatoryClosed(
-                f"cannot wait for {describe(key)} to reach {describe(threshold)}: "
-                f"{printable(self.name)} is closed"
+                f"cannot {_wait(key, threshold)}: {printable(self.name)} is closed"
             )
-        value = self._known(key)
-        if has_reached(key, value, threshold):
-            self._end_at_once(key, timeout, Cause.FIRST_TRY)
-            return cast(V, value)
-        now = self._time()
-        when = None if timeout is None else now + timeout
-        if when is not None and when <= now:
-            self._end_at_once(key, timeout, Cause.DEADLINE)
-            raise OperationTimeout(
-                f"{describe(key)} has not reached {describe(threshold)}: {describe_value(value)}"
-            )
-        waiter = self._add(key, threshold, timeout, when, now)
-        try:
-            outcome = await waiter.future
-        except BaseException:
-            # A coroutine closed after its loop needs no cleanup.
-            if running_loop() is self._loop:
-                self._end_one(waiter, CANCELLED, Cause.CANCELLED)
-            raise
-        if outcome is EXPIRED:
-            late = f"{describe(key)} did not reach {describe(threshold)} within {timeout} s"
-            raise OperationTimeout(f"{late}: {describe_value(self._known(key))}")
-        if outcome is CANCELLED:
-            raise OperationCancelled(
-                f"{describe(key)} did not reach {describe(threshold)}: {printable(self.name)} "
-                "was closed"
-            )
+        queue = self._queues.get(key)
+        outcome: Any = EXPIRED
+        if queue is not None and queue.has_reached(threshold):
+            outcome = queue.value
+            self._end_at_once(key, threshold, timeout, Cause.FIRST_TRY)
+        elif timeout is not None and timeout <= 0.0:
+            self._end_at_once(key, threshold, 0.0, Cause.DEADLINE)
+        else:
+            waiter = self._add(key, threshold, timeout)
+            try:
+                outcome = await waiter.future
+            except BaseException:
+                # A coroutine closed after its loop needs no cleanup.
+                if running_loop() is self._loop:
+                    self._end_one(waiter, CANCELLED, Cause.CANCELLED)
+                raise
+        if outcome is EXPIRED or outcome is CANCELLED:
+            late = f"{describe(key)} did not reach {describe(threshold)}"
+            if outcome is CANCELLED:
+                raise OperationCancelled(f"{late}: {printable(self.name)} was closed")
+            value = self._queues[key].value if key in self._queues else UNKNOWN
+            raise OperationTimeout(f"{late} within {timeout} s: {describe_value(value)}")
         if type(outcome) is Failure:
             try:
                 raise outcome.exception.with_traceback(outcome.traceback)
@@ -276,14 +264,10 @@ class ThresholdPurgatory(Generic[K, V]):
         """
         if running_loop() is not self._loop:
             self._bind("advance {}", key, "advance_threadsafe")
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._new_queue(key, "advance {} to {}", value)
-            queue.advance(value)
-            self._queues[key] = queue
-            return 0
+        queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
-        return self._end(waiters, value, Cause.KEY) if waiters else 0
+        self._queues[key] = queue
+        return len(self._end(waiters, value, Cause.KEY)) if waiters else 0
 
     def advance_threadsafe(self, key: K, value: V) -> None:
         """Calls `advance(key, value)` on the loop soon; may be called from any thread.
@@ -299,13 +283,13 @@ class ThresholdPurgatory(Generic[K, V]):
             TypeError: `key` is not hashable.
         """
         hash(key)
-        check_advance(key, value, UNKNOWN)
+        check_advance(key, value)
         self._inbox.put((key, value))
 
     def value(self, key: K) -> V | None:
         """The value of `key`, or `None` if it has none. Cost: O(1)."""
-        value = self._known(key)
-        return None if value is UNKNOWN else cast(V, value)
+        queue = self._queues.get(key)
+        return None if queue is None or queue.value is UNKNOWN else cast(V, queue.value)
 
     def fail(self, key: K, exception: BaseException, *, above: V | None = None) -> int:
         """Ends all waits for `key` with `exception`. The key keeps its value, and new waits may
@@ -330,9 +314,9 @@ class ThresholdPurgatory(Generic[K, V]):
         queue = self._queues.get(key)
         if queue is None:
             return 0
-        waiters = queue.take_above(UNKNOWN if above is None else above)
+        waiters = queue.take(UNKNOWN if above is None else above)
         self._discard_if_empty(queue)
-        return self._end(waiters, Failure(exception), Cause.FAILED)
+        return len(self._end(waiters, Failure(exception), Cause.FAILED))
 
     def forget(self, key: K) -> bool:
         """Deletes the value of `key`, which may then have a lower one.
@@ -374,40 +358,18 @@ class ThresholdPurgatory(Generic[K, V]):
         """
         drain = check_drain(drain)
         self._bind(f"close {printable(self.name)}")
-        self._closed = True
-        ended = steps = 0
-        try:
-            if drain > 0.0:
-                await self._wait_until_idle(drain)
-            for queue in list(self._queues.values()) if self._pending else ():
-                count = self._end_all(queue)
-                ended += count
-                steps += 1 + count * REGISTRATIONS_PER_STEP
-                if steps >= MAX_PER_ITERATION * REGISTRATIONS_PER_STEP:
-                    steps = 0
-                    await sleep(0)
-            if ended and drain > 0.0:
-                logs.cancelled_by_drain(self.name, ended, drain)
-            await self._wait_until_idle()
-        except BaseException:
-            for queue in list(self._queues.values()):
-                self._end_all(queue)
-            raise  # the waits are answered in the next iterations
-        return ended
+        return len(await closing.end_all(self, drain, self._end_all))
 
     async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
-        if self._closed:
-            self._bind(f"open {printable(self.name)} again")
-            if not self._is_idle:
-                raise PurgatoryClosed(
-                    f"cannot open {printable(self.name)} again: it is being closed, and some "
-                    "waits are not answered"
-                )
-            self._closed = False
+        closing.open_again(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._pending
 
     @property
     def pending(self) -> int:
@@ -442,106 +404,93 @@ class ThresholdPurgatory(Generic[K, V]):
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
         loop."""
-        if self._loop_wheel.bind(action, value, self._pending, threadsafe):
+        pending = self._pending + self._unanswered
+        if self._loop_wheel.bind(action, value, pending, threadsafe):
             self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
             self._dispatcher = dispatcher_of(self._loop)
-            self._idle_waiter = None
-            self._unanswered = 0
             self._inbox.rebind()
 
-    def _known(self, key: K) -> Any:
-        queue = self._queues.get(key)
-        return UNKNOWN if queue is None else queue.value
-
-    def _add(
-        self, key: Any, threshold: Any, timeout: float | None, when: float | None, now: float
-    ) -> _Waiter:
-        """Adds a new waiter for `key`, with deadline `when`.
+    def _add(self, key: Any, threshold: Any, timeout: float | None) -> _Waiter:
+        """Adds a new waiter for `key`.
 
         Raises:
             PurgatoryFull, TypeError: see `wait`; nothing has changed.
         """
         if self._max_pending is not None and self._pending >= self._max_pending:
             raise PurgatoryFull(
-                f"cannot wait for {describe(key)} to reach {describe(threshold)}: max_pending"
-                f" ({self._max_pending}) waits are pending in {printable(self.name)}"
+                f"cannot {_wait(key, threshold)}: max_pending ({self._max_pending}) waits are "
+                f"pending in {printable(self.name)}"
             )
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._new_queue(key, "wait for {} to reach {}", threshold)
-        waiter = _Waiter()
-        waiter.purgatory, waiter.queue, waiter.threshold = self, queue, threshold
+        queue = self._queue_of(key, "wait for {} to reach {}", threshold)
+        waiter = _Waiter(self, key, threshold, timeout)
         waiter.future = self._loop.create_future()
-        waiter.started_at, waiter.timeout, waiter._timer_chunk = now, timeout, None
-        if when is not None:
-            self._wheel.add(waiter, when, now)
-        try:
-            queue.add(waiter)
-        except BaseException:
-            self._wheel.remove(waiter)
-            raise
+        queue.add(waiter)
         self._queues[key] = queue
         self._pending += 1
+        if timeout is not None:
+            self._wheel.add(waiter, waiter.started_at + timeout, waiter.started_at)
         if self._observers is not None:
             observers = self._observers
             self._dispatcher.perform(lambda _: observers.started(waiter))
         return waiter
 
-    def _new_queue(self, key: Any, action: str, value: Any) -> ThresholdQueue:
-        """The queue of a new key, which the caller stores."""
-        if self._max_keys is not None and len(self._queues) >= self._max_keys:
-            action = action.format(describe(key), describe(value))
-            raise PurgatoryFull(
-                f"cannot {action}: max_keys ({self._max_keys}) other keys are in "
-                f"{printable(self.name)}"
-            )
-        return ThresholdQueue(key)
+    def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
+        """The queue of `key`. The caller stores it, since it may be a new one.
+
+        Raises:
+            PurgatoryFull: it is, and there are `max_keys` others.
+        """
+        queue = self._queues.get(key)
+        if queue is None:
+            if self._max_keys is not None and len(self._queues) >= self._max_keys:
+                raise PurgatoryFull(
+                    f"cannot {action.format(describe(key), describe(value))}: max_keys "
+                    f"({self._max_keys}) other keys are in {printable(self.name)}"
+                )
+            queue = ThresholdQueue(key)
+        return queue
 
     def _discard_if_empty(self, queue: ThresholdQueue) -> None:
         """Forgets a queue that has neither a value nor waiters."""
-        if queue.value is UNKNOWN and not queue.size and self._queues.get(queue.key) is queue:
-            del self._queues[queue.key]
+        if queue.value is UNKNOWN and not queue.size:
+            self._queues.pop(queue.key, None)
 
     # -- ending
 
     def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
         """Ends one wait, unless it has ended."""
-        if waiter.queue.discard(waiter):
-            self._discard_if_empty(waiter.queue)
+        queue = self._queues.get(waiter.key)
+        if queue is not None and queue.discard(waiter):
+            self._discard_if_empty(queue)
             self._end([waiter], outcome, cause)
 
-    def _end_all(self, queue: ThresholdQueue) -> int:
-        """Ends all waits of a key because of `aclose`. Returns their number."""
-        if not queue.size:
-            return 0
-        waiters = queue.clear()
-        self._discard_if_empty(queue)
-        return self._end(waiters, CANCELLED, Cause.CLOSED)
+    def _end_all(self) -> closing.Batches[_Waiter]:
+        """Ends all waits because of `aclose`, those of one key at each step."""
+        for queue in list(self._queues.values()) if self._pending else ():
+            waiters = queue.take()
+            self._discard_if_empty(queue)
+            yield self._end(waiters, CANCELLED, Cause.CLOSED), 1 + len(waiters)
 
-    def _end(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> int:
-        """Ends waits that were removed from their queue. Wakes a bounded number now, after all
-        waits that ended earlier.
-
-        Returns:
-            The number of waits ended with `outcome`. The tasks of the others were cancelled.
-        """
+    def _end(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> list[_Waiter]:
+        """Ends waits that were removed from their queue. Returns those that end with `outcome`: the
+        tasks of the others were cancelled."""
         self._pending -= len(waiters)
-        self._unanswered += len(waiters)
-        left = [waiter for waiter in waiters if waiter.future.cancelled()]
-        if left:
-            waiters = [waiter for waiter in waiters if not waiter.future.cancelled()]
-        self._ended[cause] += len(waiters)
-        self._ended[Cause.CANCELLED] += len(left)
-        if left:
-            self._wake_soon(iter(left), CANCELLED, Cause.CANCELLED)
+        cancelled = [each for each in waiters if each.future.cancelled()]
+        if cancelled:
+            waiters = [each for each in waiters if not each.future.cancelled()]
+            self._wake_soon(cancelled, CANCELLED, Cause.CANCELLED)
         if waiters:
-            self._wake_soon(iter(waiters), outcome, cause)
-        return len(waiters)
+            self._wake_soon(waiters, outcome, cause)
+        if not self._pending:
+            closing.notify_idle(self)
+        return waiters
 
-    def _wake_soon(self, waiters: Iterator[_Waiter], outcome: Any, cause: Cause) -> None:
+    def _wake_soon(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> None:
         """Wakes ended waiters, a bounded number now and the rest in the next iterations of the
         loop; after all waiters that ended earlier."""
-        work, dispatcher = partial(self._wake, waiters, outcome, cause), self._dispatcher
+        self._ended[cause] += len(waiters)
+        self._unanswered += len(waiters)
+        work, dispatcher = partial(self._wake, iter(waiters), outcome, cause), self._dispatcher
         if dispatcher.queue:
             dispatcher.defer(work)
         else:
@@ -557,26 +506,11 @@ class ThresholdPurgatory(Generic[K, V]):
             if not waiter.future.done():  # done if the waiting task was cancelled
                 waiter.future.set_result(outcome)
             if self._observers is not None:
-                self._notify_ended(waiter, outcome, cause)
+                self._notify(waiter, outcome, cause)
         if length_hint(waiters):
             rest = partial(self._wake, waiters, outcome, cause)
             self._dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
-        elif self._is_idle and self._idle_waiter is not None:
-            idle, self._idle_waiter = self._idle_waiter, None
-            if not idle.done():
-                idle.set_result(None)
         return number
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._pending or self._unanswered)
-
-    async def _wait_until_idle(self, timeout: float | None = None) -> None:
-        """Waits until no wait is pending or unanswered, for at most `timeout` seconds."""
-        if not self._is_idle:
-            if self._idle_waiter is None:
-                self._idle_waiter = self._loop.create_future()
-            await wait((self._idle_waiter,), timeout=timeout)
 
     def _advance_from_threads(self, named: Iterable[tuple[Any, Any]]) -> None:
         """Applies a bounded number of calls of `advance_threadsafe`; the rest stays in the
@@ -585,7 +519,7 @@ class ThresholdPurgatory(Generic[K, V]):
         for key, value in named:
             try:
                 queue = self._queues.get(key)
-                if queue is None or not has_reached(key, queue.value, value):
+                if queue is None or not queue.has_reached(value):
                     budget -= self.advance(key, value)
             except Exception as error:
                 message = f"cannot advance {describe(key)} to {describe(value)}"
@@ -600,56 +534,38 @@ class ThresholdPurgatory(Generic[K, V]):
 
     # -- observers
 
-    def _end_at_once(self, key: Any, timeout: float | None, cause: Cause) -> None:
+    def _end_at_once(self, key: Any, threshold: Any, timeout: float | None, cause: Cause) -> None:
         """Counts a wait that ended at its first comparison, and notifies of it."""
         self._ended[cause] += 1
         if self._observers is not None:
-            self._dispatcher.perform(lambda _: self._notify_at_once(key, timeout, cause))
+            waiter = _Waiter(self, key, threshold, timeout)
+            self._dispatcher.perform(partial(self._notify, waiter, None, cause))
 
-    def _notify_at_once(self, key: Any, timeout: float | None, cause: Cause) -> None:
+    def _notify(self, waiter: _Waiter, outcome: Any, cause: Cause, _: int = 0) -> None:
+        """Notifies of the end of a wait."""
         assert self._observers is not None
-        wait, now = object(), self._time()
-        self._observers.started(wait)
-        timeout = None if timeout is None else max(timeout, 0.0)
-        failed_tries = 1 if cause is Cause.DEADLINE else 0
-        self._observers.ended(wait, (key,), now, now, timeout, cause, failed_tries)
-
-    def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
-        """Notifies of the end of a waiter."""
-        assert self._observers is not None
-        started_at, now = waiter.started_at, self._time()
-        failed_tries = 2 if cause is Cause.DEADLINE and started_at < now else 1
+        if waiter.future is None:
+            self._observers.started(waiter)
+        failed_tries = 0 if cause is Cause.FIRST_TRY else 1
+        if cause is Cause.DEADLINE and waiter.timeout:  # else it was tried once
+            failed_tries = 2
         error = outcome.exception if cause is Cause.FAILED else None
-        keys = (waiter.queue.key,)
+        began, now, timeout = waiter.started_at, self._time(), waiter.timeout
         self._observers.ended(
-            waiter, keys, started_at, now, waiter.timeout, cause, failed_tries, error
+            waiter, (waiter.key,), began, now, timeout, cause, failed_tries, error
         )
 
     def _check(self) -> None:
         """Asserts the whole invariant between iterations of the loop. For tests. Cost: O(all
         waits)."""
-        waiters: list[_Waiter] = []
-        for key, queue in self._queues.items():
-            assert queue.key is key
-            waiters += queue._check()
+        assert all(key is queue.key for key, queue in self._queues.items())
+        waiters = [waiter for queue in self._queues.values() for waiter in queue._check()]
         assert self._pending == len(waiters)
-        assert all(self._queues[waiter.queue.key] is waiter.queue for waiter in waiters)
-        assert all(
-            waiter._timer_chunk is None or waiter in waiter._timer_chunk for waiter in waiters
-        )
         in_wheel = sum(waiter._timer_chunk is not None for waiter in waiters)
         assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
         self._loop_wheel._check()
 
 
-def queues_of(
-    purgatory: ThresholdPurgatory[Any, Any],
-) -> tuple[Mapping[Hashable, ThresholdQueue], bool]:
-    """The queues of a purgatory by key, and whether it is closed: for `inspect`.
-
-    Raises:
-        WrongLoop: the purgatory is bound to another loop.
-    """
-    if purgatory._loop_wheel.is_bound and purgatory._loop is not running_loop():
-        purgatory._bind(f"inspect {printable(purgatory.name)}")
-    return purgatory._queues, purgatory._closed
+def _wait(key: object, threshold: object) -> str:
+    """A wait, for errors."""
+    return f"wait for {describe(key)} to reach {describe(threshold)}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue, has_reached
+from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
 
 
 class StreamWaiter:
@@ -45,7 +45,7 @@ class StreamQueue(ThresholdQueue):
     def reach(self, value: int) -> Iterator[str]:
         """Raises the value of the key to `value`, and removes the operations that waited for it. A
         lower one has no effect."""
-        if not has_reached(self.key, self.value, value):
+        if not self.has_reached(value):
             for waiter in self.advance(value):
                 del self.waiters[waiter.operation_id]
                 yield waiter.operation_id
