@@ -1,24 +1,25 @@
-"""Calls a store, retries until the call succeeds or its timeout is over, and words the errors."""
+"""Opens a store and calls it: batches, retries, limits the time, and words the errors."""
 
 import logging
-from asyncio import gather, sleep
+from asyncio import Task, create_task, gather, sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from random import uniform
-from typing import Any, Final, TypeVar, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 
 from purgatory import RelayUnavailable, timeout
 from purgatory._core.arguments import printable
 from purgatory.relay._batcher import backoff
+from purgatory.relay._calls import Call, Calls
 from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
     Change,
     ChangeMessage,
     Delivery,
+    ReadResult,
     check_delivery,
-    check_message,
 )
 from purgatory.relay._store import (
     NotWritten,
@@ -27,7 +28,6 @@ from purgatory.relay._store import (
     StoreWithDeliveries,
     SweptStore,
 )
-from purgatory.relay._writer import Call, Writer
 
 MIN_SWEEP_INTERVAL: Final = 1.0
 MAX_SWEEP_INTERVAL: Final = 60.0
@@ -42,28 +42,25 @@ SWEEP_PAUSE: Final = 0.005
 
 log = logging.getLogger("purgatory.relay")
 
-T = TypeVar("T")
 
+class Found(NamedTuple):
+    """A version in the store, and the store's epoch."""
 
-@asynccontextmanager
-async def answer_within(store: Store, seconds: float) -> AsyncIterator[None]:
-    """Limits the block, which calls `store`, to `seconds`; then it raises RelayUnavailable."""
-    try:
-        async with timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise RelayUnavailable(f"{store.address} gave no answer within {seconds} s") from error
+    version: int
+    epoch: str
 
 
 @final
 class StoreClient:
-    """Opens a store, and writes to it.
+    """Opens a store, and reads and writes it.
 
     Args:
         store: a new store, not opened yet.
         timeout: time limit of each call, in seconds.
-        write: writes changes to the store; by default `StoreClient.write`.
         max_value: size limit of a delivered value, in bytes.
+        forget_after: see `Relay`.
+        write: writes changes to the store; by default `StoreClient.write`.
+        on_read: called with the result of each read of versions.
 
     Raises:
         ValueError, TypeError: `max_value` is not a positive integer.
@@ -73,31 +70,64 @@ class StoreClient:
         self,
         store: Store,
         timeout: float,
-        write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
         max_value: int = MAX_VALUE_BYTES,
+        forget_after: float | None = None,
+        write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
+        on_read: Callable[[ReadResult], None] = lambda _: None,
     ) -> None:
         if isinstance(max_value, bool) or not isinstance(max_value, int):
             raise TypeError(f"max_value must be an integer, got {max_value!r}")
         if max_value < 1:
             raise ValueError(f"max_value must be a positive number of bytes, got {max_value}")
         self.store, self.timeout = store, timeout
-        self._write = write or self.write
-        self.changes = Writer("writing", self._change_all)
-        self.deliveries = Writer("delivering", self._settle)
+        self._max_value, self._forget_after = max_value, forget_after
+        self._write, self._on_read = write or self.write, on_read
+        self.changes = Calls("writing", self._change_all)
+        self.deliveries = Calls("delivering", self._settle_all)
+        self.reads = Calls("reading versions", self._read_all)
+        self._forgets = Calls("forgetting", self._forget_all)
+        self._sweeping: Task[None] | None = None
         self.sent = 0
         """Number of changes written."""
-        self._max_value = max_value
-        self.last_error: RelayUnavailable | None = None
-        """Error of the last retried call; None if it succeeded."""
+        self.last_error: Exception | None = None
+        """Last error of the opening; None once it succeeded."""
 
-    async def open(self) -> None:
-        """Opens the store; retries until it succeeds."""
-        await self._until_done(self.store.open)
+    async def open(self, begin: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Opens the store, and then calls `begin`; retries until `timeout` is over.
+
+        Raises:
+            RelayUnavailable: the store could not be reached within `timeout`.
+        """
+        failures = 0
+        try:
+            async with timeout(self.timeout):
+                while True:
+                    try:
+                        await self.store.open()
+                        break
+                    except Refused:
+                        raise
+                    except RelayUnavailable as error:
+                        self.last_error = error
+                        await sleep(backoff(failures))
+                        failures += 1
+                self.last_error = None
+                if begin is not None:
+                    await begin()
+        except TimeoutError as error:
+            reason = f"{self.store.address} gave no answer within {self.timeout} s"
+            if self.last_error is not None:
+                reason = f"tried for {self.timeout} s: {self.last_error}"
+            message = f"cannot open the relay: {reason}"
+            raise RelayUnavailable(message) from self.last_error or error
+        self._sweeping = create_task(self._keep_house(), name="purgatory.relay: sweeping")
 
     def stop(self) -> None:
-        """Cancels unanswered writes and deliveries."""
-        self.changes.close()
-        self.deliveries.close()
+        """Cancels unanswered calls."""
+        for calls in (self.changes, self.deliveries, self.reads, self._forgets):
+            calls.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
     async def close(self) -> None:
         """Closes the store, within `timeout`."""
@@ -108,14 +138,97 @@ class StoreClient:
         except (RelayUnavailable, TimeoutError):
             pass  # the server closed it first, or does not answer
 
+    @asynccontextmanager
+    async def limit(self, attempts: int = 1) -> AsyncIterator[None]:
+        """Limits the block, which calls the store, to the time that as many attempts leave to each.
+
+        Raises:
+            RelayUnavailable: the time is over.
+        """
+        seconds = self.timeout / attempts
+        try:
+            async with timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise RelayUnavailable(
+                f"{self.store.address} gave no answer within {seconds} s"
+            ) from error
+
+    async def _answer(
+        self,
+        action: str,
+        calls: Calls,
+        request: Change | Delivery,
+        own: Callable[[], Awaitable[Any]] | None = None,
+        done: str = "",
+    ) -> Any:
+        """The answer to a request, which `own` makes in the caller's transaction if it is given.
+
+        Raises:
+            RelayUnavailable: there is none. If the request was perhaps made, the message says so,
+                by the word `done`.
+        """
+        call: Call | None = None
+        cause: Exception | None
+        try:
+            async with timeout(self.timeout):
+                if own is not None:
+                    return await own()
+                call = calls.submit(request)
+                return await call.answer
+        except TimeoutError:
+            cause = calls.batcher.last_error
+            is_perhaps_made = call is not None and calls.is_perhaps_made(call)
+            if call is not None and call.is_locked:
+                reason = f"another transaction holds it locked at {self.store.address}"
+            else:
+                reason = f"{self.store.address} gave no answer within {self.timeout} s"
+                reason += "" if cause is None else f": {cause}"
+        except RelayUnavailable as error:
+            cause, reason = error, str(error)
+            is_perhaps_made = not isinstance(error, NotWritten)
+        perhaps = f", and it was perhaps {done}" if done and is_perhaps_made else ""
+        raise RelayUnavailable(f"cannot {action} {request.key!r}: {reason}{perhaps}") from cause
+
+    # -- versions
+
+    async def read(self, key: str, action: str = "read") -> Found:
+        """Reads a version. The read starts after this call.
+
+        Raises:
+            RelayUnavailable: the store gave no answer, or refused.
+        """
+        found: Found = await self._answer(action, self.reads, Change(key, 0, 0))
+        return found
+
+    async def _read_all(self, changes: Sequence[Change]) -> Mapping[str, Found]:
+        async with self.limit(attempts=2):
+            result = await self.store.read([change.key for change in changes], None)
+        self._on_read(result)
+        return {key: Found(version, result.epoch) for key, version in result.versions.items()}
+
+    async def forget(self, key: str) -> None:
+        """Forgets a key.
+
+        Raises:
+            RelayUnavailable: the store gave no answer, or refused.
+        """
+        await self._answer("forget", self._forgets, Change(key, 0, 0))
+
+    async def _forget_all(self, changes: Sequence[Change]) -> Mapping[str, None]:
+        keys = [change.key for change in changes]
+        async with self.limit():
+            await self.store.forget(keys)
+        return dict.fromkeys(keys)
+
     async def write(self, changes: Sequence[Change]) -> ChangeMessage:
         """Writes the changes, without a retry.
 
         Raises:
             RelayUnavailable: the write failed; the changes may have been made.
         """
-        async with answer_within(self.store, self.timeout):
-            return check_message(await self.store.write(changes))
+        async with self.limit():
+            return await self.store.write(changes)
 
     async def change(self, action: str, change: Change, connection: Any = None) -> int:
         """Writes a change, batched with others. Returns the key's version after it; for a bump, the
@@ -127,45 +240,11 @@ class StoreClient:
         """
 
         async def write() -> int:
-            message = check_message(await self.store.write([change], connection))
-            return message.versions[change.key]
+            return (await self.store.write([change], connection)).versions[change.key]
 
         own = None if connection is None else write
-        version: int = await self._answer(action, "written", self.changes, change, own)
+        version: int = await self._answer(action, self.changes, change, own, "written")
         return version
-
-    async def _answer(
-        self,
-        action: str,
-        done: str,
-        writer: Writer,
-        request: Change | Delivery,
-        own: Callable[[], Awaitable[int]] | None,
-    ) -> Any:
-        """The answer to a request, which `own` makes in the caller's transaction if it is given."""
-        key, call = request.key, None
-        try:
-            async with timeout(self.timeout):
-                if own is not None:
-                    return await own()
-                call = writer.submit(request)
-                return await call.answer
-        except TimeoutError:
-            raise self._unanswered(action, done, writer, call, key) from writer.batcher.last_error
-        except RelayUnavailable as error:
-            perhaps = "" if isinstance(error, NotWritten) else f", and it was perhaps {done}"
-            raise RelayUnavailable(f"cannot {action} {key!r}: {error}{perhaps}") from error
-
-    def _unanswered(
-        self, action: str, done: str, writer: Writer, call: Call | None, key: str
-    ) -> RelayUnavailable:
-        perhaps = f", and it was perhaps {done}" if call and call.is_perhaps_made else ""
-        if call and call.is_locked:
-            locked = f"another transaction holds it locked at {self.store.address}"
-            return RelayUnavailable(f"cannot {action} {key!r}: {locked}{perhaps}")
-        return RelayUnavailable(
-            f"{self.unavailable(action, key, writer.batcher.last_error)}{perhaps}"
-        )
 
     async def _change_all(self, changes: Sequence[Change]) -> Mapping[str, int]:
         message = await self._write(changes)
@@ -174,13 +253,14 @@ class StoreClient:
 
     # -- deliveries
 
-    def require_deliveries(self, action: str, key: str) -> None:
-        """Raises TypeError if the store has no methods for deliveries."""
+    def require_deliveries(self, action: str, key: str) -> StoreWithDeliveries:
+        """The store. Raises TypeError if it has no methods for deliveries."""
         if not hasattr(self.store, "settle"):
             raise TypeError(
                 f"cannot {action} {key!r}: the store at {self.store.address} takes no deliveries, "
                 "see purgatory.relay.StoreWithDeliveries"
             )
+        return cast(StoreWithDeliveries, self.store)
 
     async def deliver(self, key: str, value: bytes, ttl: float, connection: Any = None) -> bool:
         """Settles a key. Returns whether this call did it.
@@ -190,54 +270,60 @@ class StoreClient:
             ValueError, TypeError: an argument is out of bounds or of a wrong type.
         """
         delivery = check_delivery(key, value, ttl, self._max_value)
-        self.require_deliveries("deliver to", key)
-        limit = getattr(self.store, "max_value", self._max_value)
+        store = self.require_deliveries("deliver to", key)
+        limit = getattr(store, "max_value", self._max_value)
         if len(value) > limit:
             raise ValueError(
-                f"cannot deliver {len(value)} bytes to {key!r}: the server at {self.store.address} "
+                f"cannot deliver {len(value)} bytes to {key!r}: the server at {store.address} "
                 f"takes at most {limit}"
             )
 
-        return await self.settle("deliver to", delivery, connection)
+        async def settle() -> bool:
+            return (await store.settle([delivery], connection))[key]
 
-    async def settle(self, action: str, delivery: Delivery, connection: Any = None) -> bool:
+        return await self.settle("deliver to", delivery, settle if connection is not None else None)
+
+    async def settle(
+        self, action: str, delivery: Delivery, own: Callable[[], Awaitable[bool]] | None = None
+    ) -> bool:
         """Settles a key, without a check. Returns whether this call did it.
 
         Raises:
             RelayUnavailable: as with `deliver`.
         """
+        return bool(await self._answer(action, self.deliveries, delivery, own, "delivered"))
 
-        async def settle() -> int:
-            store = cast(StoreWithDeliveries, self.store)
-            return (await store.settle([delivery], connection))[delivery.key]
-
-        own = None if connection is None else settle
-        return bool(await self._answer(action, "delivered", self.deliveries, delivery, own))
-
-    async def _settle(self, deliveries: Sequence[Delivery]) -> Mapping[str, int]:
-        # Half the timeout leaves time for a second attempt.
-        async with answer_within(self.store, self.timeout / 2.0):
+    async def _settle_all(self, deliveries: Sequence[Delivery]) -> Mapping[str, bool]:
+        async with self.limit(attempts=2):
             return await cast(StoreWithDeliveries, self.store).settle(deliveries)
 
-    async def keep_house(self, forget_after: float | None = None) -> None:
+    async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """The values in the store, read without a retry.
+
+        Raises:
+            RelayUnavailable: the store gave no answer, or refused.
+        """
+        async with self.limit():
+            return await cast(StoreWithDeliveries, self.store).settled(keys)
+
+    # -- housekeeping
+
+    async def _keep_house(self) -> None:
         """Removes expired values, unless the store does so by itself, and forgets keys that were
         not written for `forget_after` seconds. Every process runs this; a search that finds none
         is cheap."""
-
-        async def sweep() -> bool:
-            return bool(await cast(SweptStore, self.store).sweep(MAX_SWEPT))
-
         jobs = []
         if hasattr(self.store, "sweep"):
+            sweep = partial(cast(SweptStore, self.store).sweep, MAX_SWEPT)
             jobs.append(self._keep(sweep, MIN_SWEEP_INTERVAL, MAX_SWEEP_INTERVAL))
-        if forget_after is not None:
-            interval = min(forget_after / SAMPLES, MAX_SWEEP_INTERVAL)
-            forget = partial(self.store.forget_unwritten, forget_after)
+        if self._forget_after is not None:
+            interval = min(self._forget_after / SAMPLES, MAX_SWEEP_INTERVAL)
+            forget = partial(self.store.forget_unwritten, self._forget_after)
             jobs.append(self._keep(forget, interval, interval))
         await gather(*jobs)
 
     async def _keep(
-        self, remove: Callable[[], Awaitable[bool]], minimum: float, maximum: float
+        self, remove: Callable[[], Awaitable[int]], minimum: float, maximum: float
     ) -> None:
         """Calls `remove`, which returns whether there is more, at intervals between two bounds."""
         interval = maximum / 2.0
@@ -245,50 +331,14 @@ class StoreClient:
             await sleep(max(interval, minimum) * uniform(0.5, 1.0))
             interval = min(interval * 2.0, maximum)
             try:
-                while await self._within_timeout(remove):
-                    interval = minimum
-                    await sleep(SWEEP_PAUSE)
-            except (RelayUnavailable, TimeoutError):
+                has_more = True
+                while has_more:
+                    async with self.limit():
+                        has_more = bool(await remove())
+                    if has_more:
+                        interval = minimum
+                        await sleep(SWEEP_PAUSE)
+            except RelayUnavailable:
                 log.debug("%s: nothing was removed", self.store.address, exc_info=True)
             except Exception as error:
                 log.warning("%s: cannot sweep: %s", self.store.address, printable(error))
-
-    async def _within_timeout(self, call: Callable[[], Awaitable[T]]) -> T:
-        async with timeout(self.timeout):
-            return await call()
-
-    async def retry(self, action: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Makes an idempotent call, with retries, and returns its result.
-
-        Raises:
-            RelayUnavailable: every attempt within the timeout failed.
-        """
-        try:
-            return await self._within_timeout(partial(self._until_done, call))
-        except Refused as error:
-            raise RelayUnavailable(f"cannot {action} {key!r}: {error}") from error
-        except TimeoutError:
-            raise self.unavailable(action, key, self.last_error) from self.last_error
-
-    async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retries a call until it succeeds, or is refused."""
-        failures = 0
-        while True:
-            try:
-                result = await call()
-                self.last_error = None
-                return result
-            except Refused:
-                raise
-            except RelayUnavailable as error:
-                self.last_error = error
-                await sleep(backoff(failures))
-                failures += 1
-
-    def unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
-        """The error for a failed action, with the cause if it is known."""
-        reason = "" if error is None else f": {error}"
-        return RelayUnavailable(
-            f"cannot {action} {key!r}: {self.store.address} gave no answer "
-            f"within {self.timeout} s{reason}"
-        )

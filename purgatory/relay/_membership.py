@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple, final
 from purgatory import RelayUnavailable
 from purgatory.relay._client import StoreClient
 from purgatory.relay._messages import Delivery
-from purgatory.relay._receiver import Receiver
 
 CALL: Final = "\0workers"
 """Key of a call to all processes, and the beginning of the keys of their rows."""
@@ -64,7 +63,6 @@ class Membership:
 
     Args:
         client: a client of an open store.
-        receiver: reads the values of the store.
         about: returns the function that returns this process's details; None if the process is not
             to be listed.
         start: starts a task with a name.
@@ -73,11 +71,10 @@ class Membership:
     def __init__(
         self,
         client: StoreClient,
-        receiver: Receiver,
         about: Callable[[], About | None],
         start: Callable[[Coroutine[Any, Any, None], str], "Task[None]"],
     ) -> None:
-        self._client, self._receiver, self._about, self._start = client, receiver, about, start
+        self._client, self._about, self._start = client, about, start
         self._time = get_running_loop().time
         self._id = token_hex(8)
         self._rows_made = 0
@@ -138,7 +135,7 @@ class Membership:
         keys = list(islice(self._unread, MAX_ROWS))
         self._unread.clear()
         with suppress(RelayUnavailable, ValueError):
-            for key, row in (await self._receiver.read(keys)).items():
+            for key, row in (await self._client.settled(keys)).items():
                 id_, about = key.split("/")[1], loads(row)
                 if id_ != self._id and isinstance(about, dict):
                     self._others[id_] = Worker(id_, about, self._time())

@@ -176,40 +176,21 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | str | 
 
 
 def check_message(message: ChangeMessage) -> ChangeMessage:
-    """Checks a change message from a store or a channel, and returns it.
+    """Checks a change message from a channel, and returns it.
 
     Raises:
-        ValueError, TypeError: a part of it is out of bounds or has a wrong type.
+        ValueError: a part of it is out of bounds.
     """
     epoch, after, position, versions = message
-    _check_numbers(epoch, position, versions)
-    if not NO_POSITION <= index(after) <= position:
-        raise ValueError(f"expected a position from -1 to {position}, got {after}")
-    return message
-
-
-def check_result(result: ReadResult) -> ReadResult:
-    """Checks the result of a store's read, and returns it.
-
-    Raises:
-        ValueError, TypeError: a part of it is out of bounds or has a wrong type.
-    """
-    _check_numbers(result.epoch, result.position, result.versions)
-    if not NO_POSITION <= index(result.latest) <= MAX_NUMBER:
-        raise ValueError(f"expected a position from -1 to 2**53, got {result.latest}")
-    return result
-
-
-def _check_numbers(epoch: str, position: int, versions: Mapping[str, int]) -> None:
     if not (isinstance(epoch, str) and NAME.fullmatch(epoch)):  # it appears in headers
         raise ValueError(f"expected an epoch like {NAME.pattern}, got {epoch!r}")
-    # -1 before the first writer of a store has committed.
-    if not NO_POSITION <= index(position) <= MAX_NUMBER:
-        raise ValueError(f"expected a position from -1 to 2**53, got {position}")
+    if not NO_POSITION <= after <= position <= MAX_NUMBER:
+        raise ValueError(f"expected positions from -1 to 2**53, got {after} and {position}")
     for key, version in versions.items():
         check_key(key)
-        if not 0 <= index(version) <= MAX_NUMBER:
+        if not 0 <= version <= MAX_NUMBER:
             raise ValueError(f"expected a version of {key!r} from 0 to 2**53, got {version}")
+    return message
 
 
 def check_key(key: object) -> str:

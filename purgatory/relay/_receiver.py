@@ -7,17 +7,14 @@ kept only in the store: a value that was read goes to the current waiters and is
 """
 
 from asyncio import gather
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, final
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 from purgatory import Purgatory
 from purgatory.relay._batcher import Batcher
-from purgatory.relay._client import answer_within
-from purgatory.relay._store import (
-    MAX_SETTLED_BYTES,
-    Store,
-    StoreWithDeliveries,
-)
+from purgatory.relay._client import StoreClient
+from purgatory.relay._store import MAX_SETTLED_BYTES
 
 
 @final
@@ -25,29 +22,28 @@ class Receiver:
     """Keys with waiters for their values in this process.
 
     Args:
-        store: holds the values.
-        timeout: time limit of a read, in seconds.
+        client: reads the values.
         replies: receives each value under its key, or the exception with which the read was
             refused.
     """
 
-    def __init__(self, store: Store, timeout: float, replies: Purgatory[Any]) -> None:
-        self._store, self._timeout, self._replies = store, timeout, replies
-        self.waiters: dict[str, int] = {}
+    def __init__(self, client: StoreClient, replies: Purgatory[Any]) -> None:
+        self._client, self._replies = client, replies
+        self.waiters: Counter[str] = Counter()
         """Keys -> number of waiters."""
         self.batcher = Batcher(
             "receiving",
             self._receive,
-            fail=self._replies.deliver,
+            fail=replies.deliver,
             key=str,
-            is_awaited=lambda key: key in self.waiters,
+            is_awaited=self.waiters.__contains__,
         )
         self.on_error: Callable[[Exception], None] = lambda _: None
 
     def add_waiter(self, key: str) -> None:
         """Adds a waiter and schedules a read of the key, even if it has other waiters: it may just
         have been settled."""
-        self.waiters[key] = self.waiters.get(key, 0) + 1
+        self.waiters[key] += 1
         self.batcher.add([key])
 
     def remove_waiter(self, key: str) -> None:
@@ -56,22 +52,9 @@ class Receiver:
         if not self.waiters[key]:
             del self.waiters[key]
 
-    def on_settled(self, keys: Sequence[str]) -> None:
+    def on_settled(self, keys: Sequence[str] = ()) -> None:
         """Handles a message that names these keys; an empty one may concern all keys."""
         self.batcher.add(keys or self.waiters)
-
-    def recheck(self) -> None:
-        """Schedules a read of all keys, since messages may have been missed."""
-        self.batcher.add(self.waiters)
-
-    async def read(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """The values in the store, read without a retry.
-
-        Raises:
-            RelayUnavailable: the store gave no answer, or refused.
-        """
-        async with answer_within(self._store, self._timeout):
-            return await cast(StoreWithDeliveries, self._store).settled(keys)
 
     async def close(self) -> None:
         """Cancels the reads."""
@@ -81,7 +64,7 @@ class Receiver:
 
     async def _receive(self, keys: list[str]) -> list[str]:
         try:
-            values = await self.read(keys)
+            values = await self._client.settled(keys)
         except Exception as error:
             self.on_error(error)
             raise

@@ -1,7 +1,7 @@
 """`Relay`, the class that users call. It starts and ends waits; a `StoreSync` keeps the versions up
 to date, and a `Receiver` reads delivered values."""
 
-from asyncio import AbstractEventLoop, Task, get_running_loop
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from purgatory import (
     RelayUnavailable,
     ThresholdPurgatory,
     WrongLoop,
-    timeout,
     timeout_at,
 )
 from purgatory._core.arguments import seconds
@@ -27,8 +26,10 @@ from purgatory.relay._follower import Follower
 from purgatory.relay._membership import About, Worker
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
+    NO_POSITION,
     Change,
     ChangeMessage,
+    ReadResult,
     check_key,
     check_version,
 )
@@ -140,13 +141,17 @@ class Relay:
             raise ValueError(
                 f"prefix must consist of at most 32 letters, digits and underscores, got {prefix!r}"
             )
-        self._resync, self._timeout, self._forget_after = resync, timeout, forget_after
-        self._max_value = max_value
+        self._resync = resync
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
         self._about: About | None = None
+
+        def make_client() -> StoreClient:
+            at = open_store(store, prefix)
+            return StoreClient(at, timeout, max_value, forget_after, self._write, self._on_read)
+
         self._factories = (
-            partial(open_store, store, prefix),
+            make_client,
             partial(ThresholdPurgatory[str, int], "relay", observer=observer),
             partial(Purgatory[Any], "relay", observer=observer),
         )
@@ -154,14 +159,13 @@ class Relay:
 
     def _reset(self) -> None:
         """Creates the objects that serve from one opening of the relay to its closing."""
-        make_store, make_thresholds, make_replies = self._factories
+        make_client, make_thresholds, make_replies = self._factories
         self._loop: AbstractEventLoop | None = None
         self._sync: StoreSync | None = None
-        self._client = StoreClient(make_store(), self._timeout, self._write, self._max_value)
+        self._client = make_client()
         self._thresholds = make_thresholds()
         self._replies = make_replies()
-        self._receiver = Receiver(self._store, self._timeout, self._replies)
-        self._sweeping: Task[None] | None = None
+        self._receiver = Receiver(self._client, self._replies)
         self._follower = Follower(
             self._on_advance, self._on_epoch_change, self._on_ahead, self._on_change
         )
@@ -186,31 +190,18 @@ class Relay:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
         try:
-            async with timeout(self._timeout):
-                await self._client.open()
-                self._sync = StoreSync(
-                    self._client,
-                    self._follower,
-                    self._receiver,
-                    lambda: self._about,
-                    self._resync,
-                    self._timeout,
-                )
-                await self._sync.opened
-                self._sweeping = self._loop.create_task(
-                    self._client.keep_house(self._forget_after), name="purgatory.relay: sweeping"
-                )
-        except BaseException as error:
-            last_error = self._client.last_error if self._sync is None else self._sync.last_error
+            await self._client.open(self._begin)
+        except BaseException:
             await self.aclose()
-            if not isinstance(error, TimeoutError):
-                raise
-            reason = f"{self._store.address} gave no answer within {self._timeout} s"
-            if last_error is not None:
-                reason = f"tried for {self._timeout} s: {last_error}"
-            raise RelayUnavailable(f"cannot open the relay: {reason}") from last_error or error
+            raise
         self._is_open = True
         return self
+
+    async def _begin(self) -> None:
+        self._sync = StoreSync(
+            self._client, self._follower, self._receiver, lambda: self._about, self._resync
+        )
+        await self._sync.opened
 
     async def __aexit__(
         self,
@@ -241,8 +232,6 @@ class Relay:
             )
         self._is_closed, self._is_open, self._is_closing = True, False, True
         self._client.stop()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         async with AsyncExitStack() as stack:  # each is closed, also if this is cancelled meanwhile
             stack.callback(self._end_closing)
             stack.push_async_callback(self._client.close)
@@ -296,18 +285,18 @@ class Relay:
         if not isinstance(epoch, str | None):
             raise TypeError(f"epoch must be a str, got {epoch!r}")
         if timeout is not None and seconds("timeout", timeout) <= 0.0:
-            return await self._look(sync, key, seen, epoch)
+            return await self._look(key, seen, epoch)
         when = None if timeout is None else self._time() + timeout
         # This process may not know the newer epoch yet, so the store is read.
         if epoch is not None and epoch != follower.epoch:
             with suppress(TimeoutError):
                 async with timeout_at(when):
-                    version = await sync.read(key)
-                if epoch != follower.epoch:
-                    return version
+                    found = await self._client.reads.submit(Change(key, 0, 0)).answer
+                if epoch != found.epoch:
+                    return cast(int, found.version)
             timeout = None if when is None else when - self._time()
+        epoch = epoch or follower.epoch
         while True:
-            epoch = follower.epoch
             follower.add_waiter(key, seen)
             sync.wake()
             try:
@@ -322,15 +311,13 @@ class Relay:
                         self._thresholds.forget(key)
             timeout = None if when is None else when - self._time()
 
-    async def _look(self, sync: StoreSync, key: str, seen: int, epoch: str | None) -> int:
+    async def _look(self, key: str, seen: int, epoch: str | None) -> int:
         """Implements `wait` with a timeout of zero or less."""
         try:
-            async with timeout(self._timeout):
-                version = await sync.read(key)
-        except TimeoutError:
-            error = self._client.unavailable("read", key, sync.last_error)
+            version, found = await self._client.read(key)
+        except RelayUnavailable as error:
             raise OperationTimeout(f"cannot wait for {key!r} beyond {seen}: {error}") from error
-        if version < seen or epoch not in (None, self._follower.epoch):
+        if version < seen or found != (epoch or self._follower.epoch):
             return version
         is_followed = key in self._follower.followed  # then the read has advanced it
         try:
@@ -362,12 +349,8 @@ class Relay:
             RelayUnavailable: the store is unavailable, or the relay is being opened.
             OperationCancelled, RuntimeError, ValueError, TypeError, WrongLoop: as with `wait`.
         """
-        sync = self._require_open("read", key)
-        try:
-            async with timeout(self._timeout):
-                return await sync.read(key)
-        except TimeoutError:
-            raise self._client.unavailable("read", key, sync.last_error) from sync.last_error
+        self._require_open("read", key)
+        return (await self._client.read(key)).version
 
     async def bump(self, key: str, *, connection: Any = None) -> int:
         """Raises the version of `key` by one, for all processes. All calls in one loop iteration
@@ -424,7 +407,7 @@ class Relay:
             OperationCancelled, RuntimeError, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         self._require_open("forget", key)
-        await self._client.retry("forget", key, partial(self._store.forget, [key]))
+        await self._client.forget(key)
 
     # -- replies
 
@@ -495,7 +478,7 @@ class Relay:
     async def _look_for_value(self, key: str) -> bytes:
         """Implements `receive` with a timeout of zero or less."""
         try:
-            values = await self._receiver.read([key])
+            values = await self._client.settled([key])
         except RelayUnavailable as error:
             raise OperationTimeout(f"cannot receive {key!r}: {error}") from error
         if key not in values:
@@ -514,6 +497,13 @@ class Relay:
         self._follower.on_written(message, latest)
         sync.wake()
         return message
+
+    def _on_read(self, result: ReadResult) -> None:
+        """Handles the result of `version`."""
+        epoch, position, versions, *_ = result
+        self._follower.on_written(ChangeMessage(epoch, NO_POSITION, position, versions), -1)
+        if self._sync is not None:
+            self._sync.wake()
 
     # -- state, attached purgatories, other processes
 
@@ -607,7 +597,7 @@ class Relay:
         """A snapshot of the counters. Cost: O(1)."""
         follower, sync = self._follower, self._sync
         return RelayStatistics(
-            is_connected=self._sync is not None and self._sync.is_current.is_set(),
+            is_connected=self._sync is not None and self._sync.is_current,
             since=0.0 if sync is None else sync.since,
             received=follower.received,
             sent=self._client.sent,

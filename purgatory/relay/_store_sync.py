@@ -12,7 +12,6 @@ reports no error, and is replaced.
 import logging
 from asyncio import (
     AbstractEventLoop,
-    CancelledError,
     Event,
     Future,
     Task,
@@ -23,23 +22,21 @@ from asyncio import (
 )
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from itertools import islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
 from typing import Any, Final, final
 
-from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
+from purgatory import RelayUnavailable, Timeout, timeout
 from purgatory._core.arguments import printable
 from purgatory._core.logs import RateLimit
 from purgatory.relay._batcher import backoff
-from purgatory.relay._client import StoreClient, answer_within
-from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
+from purgatory.relay._client import StoreClient
+from purgatory.relay._follower import Follower, ReadRequest
 from purgatory.relay._membership import About, Membership
 from purgatory.relay._messages import (
     Hint,
     Settled,
-    check_result,
     decode,
 )
 from purgatory.relay._receiver import Receiver
@@ -64,7 +61,6 @@ class StoreSync:
         receiver: a new receiver.
         about: see `Membership`.
         resync: seconds between two reads of the changes, and between two probes.
-        timeout: seconds after which an answer counts as lost.
     """
 
     def __init__(
@@ -74,17 +70,14 @@ class StoreSync:
         receiver: Receiver,
         about: Callable[[], About | None],
         resync: float,
-        timeout: float,
     ) -> None:
-        store = self._store = client.store
+        self._client, self._store = client, client.store
         self._follower, self._receiver = follower, receiver
         receiver.on_error = self._log_error
-        self._resync, self._timeout = resync, timeout
-        self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
+        self._resync = resync
+        self._is_channel_trusted = getattr(self._store, "is_channel_trusted", True)
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
-        self._requested: dict[str, list[Future[int]]] = {}
-        """Keys requested by callers of `read` -> the futures of these callers."""
         self._resync_timer: TimerHandle | None = None
         self._gap_timer: TimerHandle | None = None
         self._listen_timeout: Timeout | None = None
@@ -100,28 +93,25 @@ class StoreSync:
         subscription, but not after each hint."""
         self._takes_writes = True
         """Whether the last write succeeded."""
-        self.is_current = Event()
-        """Set while `follower.is_current` holds and the store accepts writes."""
+        self.is_current = False
+        """Whether `follower.is_current` holds and the store accepts writes."""
         self.opened: Future[None] = self._loop.create_future()
         """Done when it is current for the first time, or when the store refuses the
         subscription."""
         self.since = self._loop.time()
         """Loop time at which `is_current` last changed."""
-        self.last_error: Exception | None = None
-        """Last connection error; None once connected again."""
         self._logged: set[str] = set()
         """Errors logged since it was connected: with several servers they alternate."""
         self._tasks: set[Task[None]] = set()
-        self.membership = Membership(client, receiver, about, self._start)
+        self.membership = Membership(client, about, self._start)
         self._start(self._keep_listening(), "listening")
         self._start(self._keep_reading(), "reading")
         self._schedule_resync()
 
     async def close(self) -> None:
-        """Ends all tasks, and cancels the futures returned by `read`."""
+        """Ends all tasks."""
         self._is_closing = True
         self.opened.cancel()
-        self._cancel_reads(self._requested)
         for timer in (self._resync_timer, self._gap_timer):
             if timer is not None:
                 timer.cancel()
@@ -144,29 +134,19 @@ class StoreSync:
         elif follower.has_gap and self._gap_timer is None:
             self._gap_timer = self._loop.call_later(REORDER_DELAY, self._fill_gap)
 
-    def read(self, key: str) -> Future[int]:
-        """Reads the version of `key` from the store. The read starts after this call."""
-        future: Future[int] = self._loop.create_future()
-        self._requested.setdefault(key, []).append(future)
-        self._has_work.set()
-        return future
-
     # -- listening
 
     async def _keep_listening(self) -> None:
         failures = 0
         while True:
             subscriptions = self._follower.subscriptions
-            error: Exception = RelayUnavailable(
-                f"the subscription to {self._store.address} has ended"
-            )
+            address, seconds = self._store.address, self._client.timeout
+            error: Exception = RelayUnavailable(f"the subscription to {address} has ended")
             try:
-                async with timeout(self._timeout) as self._listen_timeout:
+                async with timeout(seconds) as self._listen_timeout:
                     await self._store.listen(self._on_subscribed, self._on_message)
             except TimeoutError:
-                error = RelayUnavailable(
-                    f"no message from {self._store.address} within {self._timeout} s"
-                )
+                error = RelayUnavailable(f"no message from {address} within {seconds} s")
             except Exception as other:
                 error = other
                 if isinstance(error, Refused) and not self.opened.done():
@@ -184,7 +164,7 @@ class StoreSync:
             self._listen_timeout.reschedule(None)
         self._is_probe_due = True
         self._follower.on_subscribed()
-        self._receiver.recheck()
+        self._receiver.on_settled()
         self._update_connected()
         self.wake()
 
@@ -225,17 +205,16 @@ class StoreSync:
         """Sends a probe through the channel, and ends the subscription if it does not return in
         time. If the last write failed, also checks whether the store accepts writes again."""
         if not self._takes_writes:
-            with suppress(RelayUnavailable, TimeoutError):
-                async with timeout(self._timeout / 2.0):
+            with suppress(RelayUnavailable):
+                async with self._client.limit(attempts=2):
                     await self._store.write(())
                 self.on_write(None)
         if self._follower.is_subscribed:
             number = self._follower.begin_probe()
             self._expect_probe()
-            probe = dumps(f"{self._id}:{number}").encode()
             try:
-                async with timeout(self._timeout / 2.0):
-                    await self._store.send(probe)
+                async with self._client.limit(attempts=2):
+                    await self._store.send(dumps(f"{self._id}:{number}").encode())
             except Exception:  # a dead connection shows by the missing probe
                 log.debug("%s: a probe was not sent", self._store.address, exc_info=True)
 
@@ -243,7 +222,7 @@ class StoreSync:
         """Ends the subscription, unless a probe returns in time."""
         running = self._listen_timeout
         if running is not None and running.when() is None:
-            running.reschedule(self._loop.time() + self._timeout)
+            running.reschedule(self._loop.time() + self._client.timeout)
 
     # -- reading
 
@@ -252,73 +231,41 @@ class StoreSync:
         while True:
             await self._has_work.wait()
             follower = self._follower
-            if not (follower.needs_read or self._requested):
+            if not follower.needs_read:
                 self._has_work.clear()
                 continue
             request = follower.begin_read()
-            requested = {
-                key: self._requested.pop(key)
-                for key in tuple(islice(self._requested, MAX_KEYS_PER_READ))
-            }
             try:
-                await self._read(request, requested)
+                await self._read(request)
             except Exception as error:
                 follower.on_read_failed(request)
                 follower.resync()
                 self._is_probe_due = True
                 self._expect_probe()
-                for key, futures in requested.items():
-                    self._retry_or_fail(key, futures, error)
                 self._log_error(error)
                 await sleep(backoff(failures))
                 failures += 1
-            except CancelledError:
-                self._cancel_reads(requested)
-                raise
-            else:
-                failures = 0
-                self._update_connected()
-                if request.since is not None and self._is_probe_due and not follower.needs_changes:
-                    self._is_probe_due = False
-                    self._schedule_resync()
-                    await self._probe()
+                continue
+            failures = 0
+            self._update_connected()
+            if request.since is not None and self._is_probe_due and not follower.needs_changes:
+                self._is_probe_due = False
+                self._schedule_resync()
+                await self._probe()
 
-    async def _read(self, request: ReadRequest, requested: dict[str, list[Future[int]]]) -> None:
+    async def _read(self, request: ReadRequest) -> None:
         follower, store = self._follower, self._store
         epochs = follower.epochs
-        # Half the timeout leaves time for a second attempt.
-        async with answer_within(store, self._timeout / 2.0):
+        async with self._client.limit(attempts=2):
             if follower.epoch_to_end is not None:
                 log.warning("%s went back behind an earlier answer: its epoch ends", store.address)
                 await store.renew(follower.epoch_to_end)
                 follower.epoch_to_end = None
-            keys = tuple(dict.fromkeys((*request.keys, *requested)))
-            result = check_result(await store.read(keys, request.since))
+            result = await store.read(request.keys, request.since)
         follower.on_read(request, result)
         if follower.epochs > epochs > 0:
             log.warning("%s begins a new epoch, %s", store.address, follower.epoch)
-            self._receiver.recheck()
-        for key, futures in requested.items():
-            for future in futures:
-                if not future.done():
-                    future.set_result(result.versions[key])
-
-    def _cancel_reads(self, requested: dict[str, list[Future[int]]]) -> None:
-        for key, futures in requested.items():
-            self._retry_or_fail(
-                key, futures, OperationCancelled(f"cannot read {key!r}: the relay was closed")
-            )
-
-    def _retry_or_fail(self, key: str, futures: list[Future[int]], error: Exception) -> None:
-        """Requests `key` again if `error` may be temporary; otherwise sets it as the exception of
-        the futures."""
-        if not isinstance(error, RelayUnavailable):
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
-        waiting = [future for future in futures if not future.done()]
-        if waiting:
-            self._requested.setdefault(key, []).extend(waiting)
+            self._receiver.on_settled()
 
     def _schedule_resync(self) -> None:
         if self._resync_timer is not None:
@@ -329,7 +276,7 @@ class StoreSync:
 
     def _recheck(self) -> None:
         self._follower.recheck()
-        self._receiver.recheck()
+        self._receiver.on_settled()
 
     def _read_changes(self, request: Callable[[], None]) -> None:
         self._is_probe_due = True
@@ -345,20 +292,16 @@ class StoreSync:
 
     def _update_connected(self) -> None:
         is_current = self._follower.is_current and self._takes_writes
-        if is_current is self.is_current.is_set():
+        if is_current is self.is_current:
             return
-        self.since = self._loop.time()
+        self.is_current, self.since = is_current, self._loop.time()
         if is_current:
-            self.is_current.set()
             if not self.opened.done():
                 self.opened.set_result(None)
-            self.last_error = None
             self._logged.clear()
             log.info("%s: connected", self._store.address)
-        else:
-            self.is_current.clear()
-            if not self._is_closing:
-                log.warning("%s: not connected", self._store.address)
+        elif not self._is_closing:
+            log.warning("%s: not connected", self._store.address)
 
     def _log_error(self, error: Exception) -> None:
         """Logs an error of the connection, unless it was logged since the last connection."""
@@ -369,4 +312,4 @@ class StoreSync:
                 printable(error),
                 exc_info=None if isinstance(error, RelayUnavailable) else error,
             )
-        self.last_error = error
+        self._client.last_error = error

@@ -12,7 +12,6 @@ share one relay. Enter it after a fork, as in Celery's `worker_process_init` or 
 """
 
 import os
-from asyncio import Task, create_task
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -22,13 +21,12 @@ from typing import Any, final
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from purgatory import PurgatoryClosed, RelayUnavailable, timeout
+from purgatory import PurgatoryClosed
 from purgatory.relay._client import StoreClient
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
     Change,
     check_key,
-    check_result,
     check_version,
 )
 from purgatory.relay._store import Store, open_store
@@ -67,7 +65,6 @@ class Relay:
             open_store(store, prefix), timeout, max_value=max_value
         )
         self._client = self._make_client()
-        self._sweeping: Task[None] | None = None
         self._portal: BlockingPortal | None = None
         self._process = 0
         """Id of the process that entered the relay, 0 for none; a fork does not copy the relay's thread."""
@@ -96,17 +93,10 @@ class Relay:
     async def _open(self) -> None:
         client = self._client = self._make_client()
         try:
-            async with timeout(client.timeout):
-                await client.open()
-        except BaseException as error:
+            await client.open()
+        except BaseException:
             await client.close()
-            if not isinstance(error, TimeoutError):
-                raise
-            reason = client.last_error or f"{client.store.address} gave no answer"
-            raise RelayUnavailable(
-                f"cannot open the relay: tried for {client.timeout} s: {reason}"
-            ) from client.last_error
-        self._sweeping = create_task(client.keep_house(), name="purgatory.relay: sweeping")
+            raise
 
     def __exit__(
         self,
@@ -122,14 +112,9 @@ class Relay:
         portal, self._portal = self._portal, None
         if portal is not None and self._process == os.getpid():
             try:
-                portal.call(self._close)
+                portal.call(self._client.close)
             finally:
                 self._stack.close()
-
-    async def _close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        await self._client.close()
 
     def bump(self, key: str) -> int:
         """Raises the version of `key` by one, for all processes; see `purgatory.relay.Relay.bump`.
@@ -157,13 +142,7 @@ class Relay:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
-
-        async def read() -> int:
-            return check_result(await self._client.store.read([key], None)).versions[key]
-
-        version: int = self._call(
-            "read", key, partial(self._client.retry, "read", check_key(key), read)
-        )
+        version: int = self._call("read", key, partial(self._client.read, key)).version
         return version
 
     def forget(self, key: str) -> None:
@@ -173,8 +152,7 @@ class Relay:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
-        call = partial(self._client.store.forget, [check_key(key)])
-        self._call("forget", key, partial(self._client.retry, "forget", key, call))
+        self._call("forget", key, partial(self._client.forget, key))
 
     def deliver(self, key: str, value: bytes, *, ttl: float) -> bool:
         """Delivers `value` to every `receive` of `key`, in any process. Returns whether this call
@@ -184,17 +162,17 @@ class Relay:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as in that
                 method or in `bump`.
         """
-        call = partial(self._client.deliver, check_key(key), value, ttl)
+        call = partial(self._client.deliver, key, value, ttl)
         settled: bool = self._call("deliver to", key, call)
         return settled
 
     def _change(self, action: str, key: str, floor: int, increment: int) -> int:
-        change = Change(check_key(key), floor, increment)
+        change = Change(key, floor, increment)
         version: int = self._call(action, key, partial(self._client.change, action, change))
         return version
 
     def _call(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        portal = self._portal
+        portal, key = self._portal, check_key(key)
         if portal is None:
             message = f"cannot {action} {key!r}: the relay at {self._client.store.address} is"
             if not self._process:

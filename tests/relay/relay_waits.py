@@ -31,7 +31,7 @@ async def set_timeout(relay: Relay, seconds: float) -> None:
     """
     sync = relay._sync
     assert sync is not None
-    relay._timeout = relay._client.timeout = sync._timeout = seconds
+    relay._client.timeout = seconds
 
     def is_idle() -> bool:
         probing = sync._listen_timeout

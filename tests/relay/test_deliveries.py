@@ -168,7 +168,10 @@ def test_resync_recovers_lost_message(
 ) -> None:
     async def main() -> None:
         async with relay(resync=0.3) as here, relay() as there:
-            monkeypatch.setattr(here._receiver, "on_settled", lambda keys: None)
+            on_settled = here._receiver.on_settled
+            monkeypatch.setattr(
+                here._receiver, "on_settled", lambda keys=(): None if keys else on_settled()
+            )
             receives = [asyncio.create_task(here.receive(f"a{n}", TIMEOUT)) for n in range(150)]
             await waits(here, 150)
             await asyncio.gather(

@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from purgatory import RelayUnavailable
 from purgatory.relay import (
     ChangeMessage,
-    ReadResult,
     Relay,
     _membership,
     blocking,
@@ -48,7 +47,6 @@ from purgatory.relay._messages import (
     NAME,
     Hint,
     Settled,
-    check_result,
 )
 from purgatory.relay._store import Refused, open_store
 
@@ -180,36 +178,18 @@ def test_message_beyond_bounds_is_refused(payload: bytes) -> None:
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1_000
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        ReadResult("e", 2**53 + 1, {}),
-        ReadResult("e", 2**64, {}),
-        ReadResult("e", 0, {"a": -1}),
-        ReadResult("e", 0, {"a": 2**64}),
-        ReadResult("e", 0, {"a": "1"}),  # type: ignore[dict-item]
-        ReadResult("e", 0, {"a": 1}, latest=2**64),
-        ReadResult('"\n', 0, {}),
-        ReadResult("e", 0, {"a" * 513: 1}),
-    ],
-)
-def test_answer_of_a_store_beyond_bounds_is_refused(result: ReadResult) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        check_result(result)
-
-
 def test_forged_messages_cost_one_read_at_once(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             receiving = asyncio.create_task(relay.receive("a"))
             await until(lambda: relay.statistics().watched == 1)
-            reads, read = [], relay._receiver.read
+            reads, read = [], relay._client.settled
 
             async def count_reads(keys: Any) -> Any:
                 reads.append(keys)
                 return await read(keys)
 
-            relay._receiver.read = count_reads  # type: ignore[method-assign]
+            relay._client.settled = count_reads  # type: ignore[method-assign]
             for _ in range(100):
                 await relay._store.send(b'{"settled":["a","b"]}')
                 await relay._store.send(b'{"settled":[]}')
@@ -570,13 +550,13 @@ def test_connecting_role_neither_lists_nor_adds_workers(
     async def main() -> None:
         reads, begun = [0], time.monotonic()
         async with Relay(app(server)) as here, Relay(app(server)) as there:
-            read = here._receiver.read
+            read = here._client.settled
 
             async def counted(keys: Any) -> Any:
                 reads[0] += 1
                 return await read(keys)
 
-            here._receiver.read = counted  # type: ignore[method-assign]
+            here._client.settled = counted  # type: ignore[method-assign]
             mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
             oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
             heard: list[str] = []

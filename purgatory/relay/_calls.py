@@ -1,14 +1,14 @@
-"""Batches the changes, or the deliveries, of a process, so that many calls at once become few
-writes and few messages.
+"""Batches the calls of a process of one kind, such as its changes, so that many calls at once become
+few requests to the store and few messages.
 
     in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
     one write                       a: to at least 10, then by 2; b: by 1
     its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the
                                                      advance 12
 
-A write that was certainly not made is retried as long as its caller waits. A write that may have
-been made is retried if that is harmless: an advance is idempotent, and the store recognizes a
-delivery by its token. A bump is not retried. Calls to keys locked by other transactions are retried
+A request that was certainly not made is retried as long as its caller waits. A request that may have
+been made is retried if that is harmless: a read or an advance is idempotent, and the store recognizes
+a delivery by its token. A bump is not retried. Calls to keys locked by other transactions are retried
 on their own, so that they delay no other keys.
 """
 
@@ -32,7 +32,7 @@ Request = Change | Delivery
 
 @final
 class Call:
-    """A change or a delivery, whose caller waits for the answer."""
+    """A request, whose caller waits for the answer."""
 
     __slots__ = ("answer", "is_bump", "is_locked", "is_perhaps_made", "request")
 
@@ -43,7 +43,7 @@ class Call:
         self.is_locked = False
         """Whether another transaction holds the key locked."""
         self.is_perhaps_made = False
-        """Whether the store may have it: it is in flight, or an earlier answer was lost."""
+        """Whether an answer was lost."""
 
     @property
     def is_awaited(self) -> bool:
@@ -61,18 +61,18 @@ Groups = dict[str, list[Call]]
 
 
 @final
-class Writer:
-    """Batches and retries changes or deliveries.
+class Calls:
+    """Batches and retries calls of one kind.
 
     Args:
         name: of its task.
-        write: makes one request for each key. Returns the answers; locked keys are missing.
+        send: makes one request for each key. Returns the answers; locked keys are missing.
     """
 
     def __init__(
-        self, name: str, write: Callable[[Sequence[Any]], Awaitable[Mapping[str, int]]]
+        self, name: str, send: Callable[[Sequence[Any]], Awaitable[Mapping[str, Any]]]
     ) -> None:
-        self._write = write
+        self._send_requests = send
         self.batcher: Batcher[Call] = Batcher(
             name,
             self._send,
@@ -83,17 +83,21 @@ class Writer:
             max_calls=MAX_CALLS_PER_WRITE,
             max_failures=2,
         )
+        self._in_flight: list[Call] = []
         self._locked: Groups = {}
         """Calls to locked keys, which wait for the next attempt."""
         self._lock_failures = 0
         self._lock_timer: TimerHandle | None = None
 
     def submit(self, request: Request) -> Call:
-        """Queues a request. The answer is the version of a change, or whether a delivery settled
-        its key."""
+        """Queues a request."""
         call = Call(request, get_running_loop().create_future())
         self.batcher.add([call])
         return call
+
+    def is_perhaps_made(self, call: Call) -> bool:
+        """Whether the store may have a request: it is in flight, or an answer was lost."""
+        return call.is_perhaps_made or call in self._in_flight
 
     def is_locked(self, key: str) -> bool:
         """Whether calls wait for another transaction that holds `key` locked."""
@@ -105,7 +109,7 @@ class Writer:
             self._lock_timer.cancel()
         locked = [call for calls in self._locked.values() for call in calls]
         for call in (*self.batcher.close(), *locked):
-            error = f"{call.request.key!r} was perhaps not written: the relay was closed"
+            error = f"the call for {call.request.key!r} has no answer: the relay was closed"
             call.fail(OperationCancelled(error))
 
     async def _send(self, calls: list[Call]) -> Sequence[Call]:
@@ -115,27 +119,20 @@ class Writer:
             self._lock(key, groups.pop(key))
         if not groups:
             return rest
-        sent = [call for group in groups.values() for call in group]
-        before = [call.is_perhaps_made for call in sent]
-        for call in sent:
-            call.is_perhaps_made = True
+        sent = self._in_flight = [call for group in groups.values() for call in group]
         try:
-            answers = await self._write([combined(group) for group in groups.values()])
-        except RelayUnavailable as error:
-            for call, was in zip(sent, before, strict=True):
-                if isinstance(error, NotWritten):
-                    call.is_perhaps_made = was
-                elif call.is_bump:
-                    call.fail(error)
+            answers = await self._send_requests([combined(group) for group in groups.values()])
+        except NotWritten:
             raise
         except Exception as error:
-            if isinstance(sent[0].request, Delivery):
-                raise
-            for call in sent:  # the changes may have been made
-                call.fail(error)
-            return rest
-        for call, was in zip(sent, before, strict=True):
-            call.is_perhaps_made = was
+            is_unavailable = isinstance(error, RelayUnavailable)
+            for call in sent:
+                call.is_perhaps_made = True
+                if call.is_bump if is_unavailable else isinstance(call.request, Change):
+                    call.fail(error)
+            raise
+        finally:
+            self._in_flight = []
         for key, group in groups.items():
             if key in answers:
                 finish(group, answers[key])
@@ -185,10 +182,12 @@ def combined(calls: list[Call]) -> Request:
     return Change(changes[0].key, max(floors), sum(change.increment for change in changes))
 
 
-def finish(calls: list[Call], answer: int) -> None:
+def finish(calls: list[Call], answer: Any) -> None:
     """Sets the answers of the calls to one key. Each bump gets a number of its own."""
-    number = answer - sum(call.is_bump for call in calls)
+    bumps = sum(call.is_bump for call in calls)
+    number = answer - bumps if bumps else answer
     for call in calls:
-        number += call.is_bump
+        if call.is_bump:
+            number += 1
         if call.is_awaited:
             call.answer.set_result(number if call.is_bump else answer)
