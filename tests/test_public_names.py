@@ -1,8 +1,9 @@
 """The public names, and the cost of `import purgatory`."""
 
+import ast
 import inspect
-import subprocess
-import sys
+import re
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 import purgatory
 import purgatory.asgi
 import purgatory.console
+import purgatory.metrics
 import purgatory.relay
 import purgatory.testing
 
+PACKAGE = Path(purgatory.__file__).parent
 EXTRAS = [
     "pyspark",
     "rich",
@@ -23,6 +26,7 @@ EXTRAS = [
     "pyarrow",
     "pandas",
     "prometheus_client",
+    "opentelemetry",
     "uvloop",
     "pytest",
     "redis",
@@ -32,7 +36,14 @@ EXTRAS = [
 
 @pytest.mark.parametrize(
     "module",
-    [purgatory, purgatory.asgi, purgatory.console, purgatory.relay, purgatory.testing],
+    [
+        purgatory,
+        purgatory.asgi,
+        purgatory.console,
+        purgatory.metrics,
+        purgatory.relay,
+        purgatory.testing,
+    ],
     ids=lambda module: module.__name__,
 )
 def test_all_is_sorted_and_names_what_is_public(module):
@@ -64,7 +75,13 @@ def may_be_subclassed(value: type) -> bool:
     "value",
     [
         value
-        for module in (purgatory, purgatory.asgi, purgatory.relay, purgatory.testing)
+        for module in (
+            purgatory,
+            purgatory.asgi,
+            purgatory.metrics,
+            purgatory.relay,
+            purgatory.testing,
+        )
         for value in map(vars(module).get, module.__all__)
         if isinstance(value, type) and not may_be_subclassed(value)
     ],
@@ -74,17 +91,38 @@ def test_only_delayed_operation_can_be_subclassed(value):
     assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
 
 
-def test_importing_purgatory_imports_no_extra():
-    program = f"import purgatory, sys; print([name for name in {EXTRAS!r} if name in sys.modules])"
-    root = Path(purgatory.__file__).parent.parent
-    child = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert child.stdout.strip() == "[]"
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """What a module defines or sets."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(name, ast.Store()):
+                yield name
+            case ast.Constant(str(name)):  # in `__slots__`
+                yield name
 
 
-def test_page_is_imported_at_its_first_use():
-    program = """
+@pytest.mark.parametrize("room", ["console", "journal", "metrics", "top"])
+def test_observing_package_uses_public_names_alone(room):
+    shared = {"arguments", "errors"}  # texts of errors, and how values are shown in them
+    trees = [ast.parse(path.read_text("utf-8")) for path in (PACKAGE / room).rglob("*.py")]
+    own = {name for tree in trees for name in names_in(tree)} | {"_fields", "_replace", "_value_"}
+    for node in [node for tree in trees for node in ast.walk(tree)]:
+        if isinstance(node, ast.ImportFrom) and node.module and "._core" in node.module:
+            assert node.module.removeprefix("purgatory._core.") in shared
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+            assert node.attr in own, ast.unparse(node)
+
+
+@pytest.mark.parametrize("module", ["purgatory", "purgatory.asgi", "purgatory.metrics"])
+def test_importing_it_imports_no_extra(module, program):
+    code = f"import {module}, sys; print([name for name in {EXTRAS!r} if name in sys.modules])"
+    assert program("-c", code).stdout == "[]\n"
+
+
+def test_page_is_imported_at_its_first_use(program):
+    code = """
 import sys
 import purgatory.asgi
 assert "purgatory.console" not in sys.modules
@@ -95,12 +133,9 @@ try:
 except AttributeError as error:
     print(error)
 """
-    root = Path(purgatory.__file__).parent.parent
-    child = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert child.stdout.strip() == "module 'purgatory.asgi' has no attribute 'consoles'"
+    expected = "module 'purgatory.asgi' has no attribute 'consoles'\n"
+    assert program("-c", code).stdout == expected
 
 
 def test_the_package_is_marked_as_typed():
-    assert (Path(purgatory.__file__).parent / "py.typed").exists()
+    assert (PACKAGE / "py.typed").exists()

@@ -14,8 +14,6 @@ import pytest
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
     "tests/asgi/test_servers.py": "ending|unread_body|is_slowed|pipelined|open_files|websockets_end|thousands|under_load",
-    "tests/console/test_crowd.py": "",
-    "tests/console/test_workers.py": "",
     "tests/core/test_kernel_build.py": "",
     "tests/examples/test_by_hand.py": "",
     "tests/examples/test_cookbook_events.py": "",

@@ -265,9 +265,3 @@ def test_missing_extra_names_its_installation(extra, module, hint, program):
         f"import sys, purgatory.asgi; sys.modules['{extra}'] = None; import purgatory.asgi.{module}"
     )
     assert hint in program("-c", code, status=1).stderr
-
-
-def test_the_core_of_it_needs_no_framework(program):
-    names = ["starlette", "sse_starlette", "fastapi", "uvicorn"]
-    code = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
-    assert program("-c", code).stdout == "[]\n"

@@ -1,24 +1,22 @@
 """An application with the page, for its tests in a browser: its other paths change its purgatory.
 
-python console_server.py PORT [FOLDER]     with a relay in that folder, if one is given
+uvicorn console_server:app     with a relay if `RELAY` has its store; `ADDRESS` is the page's
 
-    /wait/5/order     five operations wait under the key "order"
-    /check/order      those who wait under it are completed
-    /miss/order       one is forgotten to be checked
-    /attack           three wait under keys that no page should obey
-    /session/3        three wait under keys that begin alike
-    /threshold        two wait for a version
-    /refuse           a poll was refused
-    /eight            another page, with eight purgatories
+/wait/5/order     five operations wait under the key "order"; the answer is the process id
+/check/order      those who wait under it are completed
+/miss/order       one is forgotten to be checked
+/attack           three wait under keys that no page should obey
+/session/3        three wait under keys that begin alike
+/threshold        two wait for a version
+/refuse           a poll was refused
+/eight            another page, with eight purgatories
 """
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +26,6 @@ from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls, console
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._request import Scope, query_parameter
-from purgatory.console import _app
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
 
@@ -43,8 +40,7 @@ jobs: Purgatory["Job"] = Purgatory("jobs", observer=meter)
 eight: list[Purgatory["Job"]] = [Purgatory(f"purgatory {number}") for number in range(8)]
 versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
 polls = LongPolls()
-port, *folders = sys.argv[1:]
-relay = Relay(f"file://{folders[0]}") if folders else None
+relay = Relay(os.environ["RELAY"]) if "RELAY" in os.environ else None
 ready: set[str] = set()
 waiting: list[asyncio.Future[int]] = []
 
@@ -69,7 +65,7 @@ async def wait(request: Request) -> Response:
         jobs.try_complete_else_watch(
             Job(request.path_params["key"], 600), [request.path_params["key"]]
         )
-    return Response()
+    return Response(str(os.getpid()), headers={"connection": "close"})
 
 
 async def check(request: Request) -> Response:
@@ -119,15 +115,14 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
 
 
-_app.MAX_WAIT = float(os.environ.get("MAX_WAIT", _app.MAX_WAIT))
 page = console(
     jobs,
     versions,
     polls=polls,
     meter=meter,
     relay=relay,
-    address=f"http://127.0.0.1:{port}/purgatory/",
-    refresh=float(os.environ.get("REFRESH", "0.25")),
+    address=os.environ.get("ADDRESS"),
+    refresh=0.25,
 )
 routes = [
     Route("/hello", hello),
@@ -142,10 +137,4 @@ routes = [
     Mount("/eight", console(*eight)),
     Mount("/guarded", console(jobs, name="orders service", authorize=authorize)),
 ]
-
-if __name__ == "__main__":
-    uvicorn.run(
-        polls.middleware(Starlette(routes=routes, lifespan=lifespan)),
-        port=int(port),
-        log_level="warning",
-    )
+app = polls.middleware(Starlette(routes=routes, lifespan=lifespan))

@@ -1,43 +1,87 @@
-"""Which names and addresses count as this machine's own."""
+"""Which requests come from this machine, under a local name, and through no proxy."""
 
 import pytest
 
-from purgatory._local import is_local_host, is_loopback
+from purgatory._local import refusal
+
+PEER = "the peer's address is not one of this machine"
+HOST = "the header Host is not a local name of this machine"
+PROXY = "which comes from a proxy"
+HEADERS = """
+    Akamai-Origin-Hop CDN-Loop CF-Connecting-IP Client-IP Fastly-Client-IP Fastly-FF Fly-Client-IP Forwarded Via
+    WL-Proxy-Client-IP X-ARR-ClientCert X-Amzn-Trace-Id X-Azure-ClientIP X-Azure-FDID X-Cluster-Client-Ip
+    X-Envoy-Expected-Rq-Timeout-Ms X-Envoy-External-Address X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto
+    X-Google-Real-IP X-Real-IP X-Vercel-Id
+"""
+
+
+def rule(peer: object, hosts: list[str], version: str = "1.1", header: str = "") -> str:
+    headers = [(b"host", host.encode()) for host in hosts]
+    headers += [(header.encode(), b"127.0.0.1")] * bool(header)
+    client = None if peer is None else (peer, 50_000)
+    return refusal({"client": client, "headers": headers, "http_version": version})
 
 
 @pytest.mark.parametrize(
-    "header",
-    [b"localhost", b"LOCALHOST:8000", b"127.0.0.1", b"127.9.8.7:80", b"[::1]", b"[::1]:65535"],
-)
-def test_local_host_header_is_local(header: bytes) -> None:
-    assert is_local_host(header)
-
-
-@pytest.mark.parametrize(
-    "header",
+    ("peer", "host"),
     [
-        b"",
-        b"example.com",
-        b"localhost.example.com",
-        b"127.0.0.1.example.com",
-        b"128.0.0.1",
-        b"::1",
-        b"[::2]",
-        b"localhost:",
-        b"localhost:123456",
-        b"localhost\n",
-        b" localhost",
+        *(
+            ("127.0.0.1", host)
+            for host in (
+                "localhost",
+                "LOCALHOST:80",
+                "127.0.0.1:65535",
+                "127.9.8.7",
+                "[::1]",
+                "[::1]:8000",
+            )
+        ),
+        *((peer, "localhost:8000") for peer in ("127.8.9.1", "::1", "::ffff:127.0.0.1")),
     ],
 )
-def test_other_host_header_is_foreign(header: bytes) -> None:
-    assert not is_local_host(header)
+@pytest.mark.parametrize("version", ["1.1", "2"])
+def test_local_visitor_under_local_name_is_allowed(peer, host, version):
+    assert rule(peer, [host], version) == ""
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
-def test_loopback_address_is_loopback(host: str) -> None:
-    assert is_loopback(host)
+@pytest.mark.parametrize(
+    "peer",
+    [
+        *("192.0.2.1", "2001:db8::1", "::2", "::ffff:192.0.2.1"),
+        *("", None, "testclient", "localhost", "127.0.0.1.example.com"),
+    ],
+)
+def test_other_peer_is_refused(peer):
+    assert rule(peer, ["localhost"]) == PEER
+    assert rule(peer, ["localhost"], header="X-Forwarded-For") == PEER
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "::2", "::ffff:10.0.0.1", "localhost", "", None])
-def test_other_address_is_no_loopback(host: object) -> None:
-    assert not is_loopback(host)
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        ["localhost", "example.com"],
+        *(
+            [host]
+            for host in (
+                *("", "example.com", "127.0.0.1.example.com", "localhost.example.com:8000"),
+                *("example.com:8000@localhost", "localhost@example.com", "localhost example.com"),
+                *("localhost\nexample.com", "localhost\n", " localhost", "localhost:"),
+                *("localhost:123456", "0.0.0.0:8000", "128.0.0.1", "2130706433", "::1", "[::2]"),
+            )
+        ),
+    ],
+)
+def test_other_host_is_refused(hosts):
+    assert rule("127.0.0.1", hosts) == HOST
+
+
+@pytest.mark.parametrize("header", HEADERS.split())
+def test_header_of_any_proxy_is_refused(header):
+    assert PROXY in rule("127.0.0.1", ["localhost"], header=header)
+
+
+def test_proxy_is_recognized_by_http_1_0():
+    # Behind nginx: proxy_pass http://127.0.0.1:8000; and nothing else.
+    expected = "it is in HTTP/1.0, which proxies speak and no browser does"
+    assert rule("127.0.0.1", ["localhost"], "1.0") == expected

@@ -19,23 +19,44 @@ from server_process import TIMEOUT, ServerProcess
 pytest_plugins = ["browser"]
 pytestmark = pytest.mark.slow
 
-SERVER = Path(__file__).with_name("console_server.py")
+HERE = str(Path(__file__).parent)
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "PYTHONPATH": os.pathsep.join([HERE, *filter(None, sys.path)]),
     "no_proxy": "127.0.0.1",
     "COLUMNS": "140",
 }
 
 
 class Server(ServerProcess):
-    """`console_server.py`. `change` has it change its purgatory."""
+    """`console_server`, with a relay in a folder if one is given.
 
-    def __init__(self, *folder: str) -> None:
-        super().__init__(str(SERVER), "{port}", *folder, ready="hello", environment=ENVIRONMENT)
+    Args:
+        workers: processes behind one address, which no page then knows.
+    """
 
-    def change(self, path: str) -> None:
-        self.get(path)
+    def __init__(self, folder: Path | None = None, workers: int = 1) -> None:
+        relay = {} if folder is None else {"RELAY": f"file://{folder}/store"}
+        environment = ENVIRONMENT | relay
+        options = ["--port={port}", f"--workers={workers}", "--log-level=warning"]
+        command = ["-m", "uvicorn", *options, "console_server:app"]
+        super().__init__(*command, ready="hello", environment=environment)
+        if workers == 1:
+            environment["ADDRESS"] = f"{self.url}/purgatory/"
+
+    def change(self, path: str) -> str:
+        """Has it change its purgatory."""
+        return self.get(path)
+
+
+def top(url: str, *arguments: str, status: int = 0) -> str:
+    """What `purgatory.top` prints, or why it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "purgatory.top", url, "--once", *arguments],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
 @pytest.fixture
@@ -105,8 +126,20 @@ def test_the_page_follows_a_run(server: Server, page: Page) -> None:
     page.until(lambda: page.pending == "50")
     assert page.texts("[data-name=jobs] tbody tr .key")[-1] == "'order'"
     assert "jobs" in page.texts(".overview strong") and "versions" in page.texts(".overview strong")
+    # A row is updated in place.
+    page.run("window.row = document.querySelector('[data-name=jobs] tbody tr')")
+    assert page.run("return window.row.cells[2].textContent") == "×50"
+    counted = page.run("return window.row.cells[3].textContent")
+    page.until(lambda: page.run("return window.row.cells[3].textContent") != counted)
+    assert page.run("return window.row.isConnected")
     server.change("miss/forgotten")
     page.until(lambda: "'forgotten'" in page.texts(".missed .key"))
+    # The first frame of the charts has its size, drawn again from nothing.
+    sizes = page.run("""
+        shape = ""; show();
+        return [...document.querySelectorAll("canvas")].filter((each) => each.clientWidth)
+            .map((each) => [each.width, Math.round(each.clientWidth * devicePixelRatio)])""")
+    assert len(sizes) >= 2 and all(drawn == shown for drawn, shown in sizes)
     server.change("check/order")
     page.until(lambda: page.pending == "0")
     drawn = """
@@ -114,6 +147,11 @@ def test_the_page_follows_a_run(server: Server, page: Page) -> None:
             canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((each) => each))
     """
     page.until(lambda: len(page.run(drawn)) >= 6 and all(page.run(drawn)))
+    server.change("threshold")
+    cells = "[data-name=versions] tbody td"
+    page.until(lambda: page.texts(cells)[-4:] == ["'orders'", "3", "5", "2"])
+    first, kind, count, *_, left = page.texts(cells)[:6]
+    assert (first, kind, count) == ("'orders'", "wait", "×2") and left.endswith("min")
     assert page.complaints == []
 
 
@@ -139,16 +177,6 @@ def test_keys_are_text_and_nothing_of_them_runs(server: Server, page: Page) -> N
     assert any("Content Security Policy" in message for message in page.complaints)
 
 
-def test_rows_are_updated_in_place(server: Server, page: Page) -> None:
-    server.change("wait/5/order")
-    page.until(lambda: page.pending == "5")
-    page.run("window.row = document.querySelector('[data-name=jobs] tbody tr')")
-    assert page.run("return window.row.cells[2].textContent") == "×5"
-    counted = page.run("return window.row.cells[3].textContent")
-    page.until(lambda: page.run("return window.row.cells[3].textContent") != counted)
-    assert page.run("return window.row.isConnected")
-
-
 def test_filter_shows_matching_keys_only(server: Server, page: Page) -> None:
     server.change("session/30")
     server.change("wait/2/order")
@@ -163,20 +191,31 @@ def test_filter_shows_matching_keys_only(server: Server, page: Page) -> None:
     assert page.run(search, "nothing") == []
     assert "No key has “nothing” in it." in page.texts("[data-name=jobs] .empty")
     assert len(page.run(search, "")) == 11
+    server.change("check/order")
+    server.change("session/12345")
+    page.until(lambda: page.pending == "12,375")  # counts are exact
+    assert page.text(".overview b") == "12,375"
+    assert "12,345 keys" in (page.text("[data-name=jobs] .title") or "")
+    keys = page.texts("[data-name=jobs] section:first-of-type tbody .key")
+    assert len(keys) == len({*keys})  # and what differs between keys is kept
+    assert all(key.startswith("…") and key.endswith("'") and len(key) == 7 for key in keys)
 
 
-def test_nothing_is_wider_than_a_phone(server: Server, page: Page) -> None:
-    server.change("wait/50/" + "x" * 200)
+def test_phone_hides_what_does_not_fit(server: Server, page: Page) -> None:
+    server.change("session/50")
+    server.change("miss/forgotten")
     page.until(lambda: page.pending == "50")
     screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    page.until(lambda: page.run("return innerWidth") == 360)
+    wide = "return [...document.querySelectorAll('.desk, .hide')].some((each) => each.offsetHeight)"
+    page.until(lambda: page.run("return innerWidth") == 360 and not page.run(wide))
+    cut = """return [...document.querySelectorAll(arguments[0])]
+        .filter((each) => each.offsetHeight && each.scrollWidth > each.clientWidth)"""
+    assert page.run(cut, "td") == []
+    server.change("wait/50/" + "x" * 200)
+    page.until(lambda: page.pending == "100")
+    assert page.run(cut, ".number") == []
     assert page.run("return document.documentElement.scrollWidth") == 360
-    overlapping = (
-        "return [...document.querySelectorAll('.number')].filter((each) => each.scrollWidth > "
-        "each.clientWidth)"
-    )
-    assert page.run(overlapping) == []
 
 
 def test_alerts_are_first_and_title_names_service(server: Server, page: Page) -> None:
@@ -195,25 +234,6 @@ def test_alerts_are_first_and_title_names_service(server: Server, page: Page) ->
     )
     assert page.run(above, "[data-name=jobs] .missed", "[data-name=jobs] .time")
     assert page.complaints == []
-
-
-def test_keys_keep_what_differs_and_counts_are_exact(server: Server, page: Page) -> None:
-    server.change("session/12345")
-    page.until(lambda: page.pending == "12,345")
-    keys = page.texts("[data-name=jobs] tbody .key")
-    assert len(keys) == len({*keys}) == 10
-    assert all(key.startswith("…") and key.endswith("'") and len(key) == 7 for key in keys)
-    assert "12,345 keys" in (page.text("[data-name=jobs] .title") or "")
-    assert page.text(".overview b") == "12,345"
-
-
-def test_thresholds_show_who_waits(server: Server, page: Page) -> None:
-    server.change("threshold")
-    page.until(
-        lambda: page.texts("[data-name=versions] tbody td")[-4:] == ["'orders'", "3", "5", "2"]
-    )
-    first, kind, count, *_, left = page.texts("[data-name=versions] tbody td")[:6]
-    assert (first, kind, count) == ("'orders'", "wait", "×2") and left.endswith("min")
 
 
 def test_scales_end_at_round_numbers(page: Page) -> None:
@@ -242,26 +262,6 @@ def test_sections_without_data_are_hidden(server: Server, page: Page) -> None:
     assert page.complaints == []
 
 
-def test_phone_hides_what_does_not_fit(server: Server, page: Page) -> None:
-    server.change("session/50")
-    server.change("miss/forgotten")
-    page.until(lambda: page.pending == "50")
-    screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    page.until(
-        lambda: page.run(
-            "return [...document.querySelectorAll('.desk, .hide')].every((each) => "
-            "!each.offsetHeight)"
-        )
-    )
-    assert page.run("return document.documentElement.scrollWidth") == 360
-    cut = (
-        "return [...document.querySelectorAll('td')].filter((each) => each.offsetHeight && "
-        "each.scrollWidth > each.clientWidth)"
-    )
-    assert page.run(cut) == []
-
-
 def test_page_requests_carry_the_query(browser: Chrome, server: Server) -> None:
     server.change("wait/5/order")
     page = Page(browser, f"{server.url}/guarded?token=secret")
@@ -276,7 +276,7 @@ def test_page_requests_carry_the_query(browser: Chrome, server: Server) -> None:
 
 
 def test_page_with_relay_lists_other_workers(browser: Chrome, tmp_path: Path) -> None:
-    servers = [Server(str(tmp_path)) for _ in range(3)]
+    servers = [Server(tmp_path) for _ in range(3)]
     try:
         for server in servers:
             server.start()
@@ -285,31 +285,19 @@ def test_page_with_relay_lists_other_workers(browser: Chrome, tmp_path: Path) ->
         page = Page(browser, f"{first.url}/purgatory")
         page.until(lambda: len(page.texts("#others tbody tr")) == 3)
         assert "shown here" in page.texts("#others tr td:last-child")
-        address = page.run(
-            "return [...document.querySelectorAll('#others a')].map((each) => each.href)"
-        )
-        assert sorted(address) == sorted([f"{second.url}/purgatory/", f"{third.url}/purgatory/"])
+        links = "return [...document.querySelectorAll('#others a')].map((each) => each.href)"
+        addresses = [f"{each.url}/purgatory/" for each in servers]
+        assert sorted(page.run(links)) == sorted(addresses[1:])
         page.until(lambda: page.text("#others b") == "5")
-        assert (page.text("#others .title") or "").startswith(
-            "5pending in all workers3 workers, 0 polls open"
-        )
+        title = "5pending in all workers3 workers, 0 polls open"
+        assert (page.text("#others .title") or "").startswith(title)
         first_card = "return document.querySelector('main > :not([hidden])').id"
         assert page.run(first_card) == "others"
         third.end(signal.SIGKILL)
-        page.until(lambda: len(page.texts("#others tbody tr")) == 2)
-        assert (
-            page.run("return document.querySelector('#others a').href")
-            == f"{second.url}/purgatory/"
-        )
+        page.until(lambda: page.run(links) == [addresses[1]])
         page.run("document.querySelector('#others a').click()")
-        page.until(
-            lambda: page.browser.current_url == f"{second.url}/purgatory/" and page.pending == "5"
-        )
-        shown = subprocess.run(
-            [sys.executable, "-m", "purgatory.top", f"{second.url}/purgatory/", "--once"],
-            env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=True,
-        ).stdout  # fmt: skip
-        assert f"0 pending, 0 polls: {first.url}/purgatory/" in shown
+        page.until(lambda: page.browser.current_url == addresses[1] and page.pending == "5")
+        page.until(lambda: f"0 pending, 0 polls: {addresses[0]}" in top(addresses[1]))
         assert page.complaints == []
     finally:
         for server in servers:
@@ -320,14 +308,12 @@ def test_page_with_relay_lists_other_workers(browser: Chrome, tmp_path: Path) ->
 def test_four_workers_are_summed_and_linked(
     browser: Chrome, tmp_path: Path, has_relay: bool
 ) -> None:
-    environment = ENVIRONMENT | ({"RELAY": f"file://{tmp_path}/store"} if has_relay else {})
-    options = ["--app-dir", str(SERVER.parent), "--workers", "4", "--port", "{port}"]
-    command = ["-m", "uvicorn", "console_workers:app", *options, "--log-level", "warning"]
-    server = ServerProcess(*command, ready="wait/50", environment=environment)
-    url = server.url
+    server = Server(tmp_path if has_relay else None, workers=4)
+    url = f"{server.url}/purgatory/"
     try:
-        busy = server.start()
-        page = Page(browser, f"{url}/purgatory/")
+        server.start()
+        busy = server.change("wait/50/order")
+        page = Page(browser, url)
         page.until(lambda: len(page.texts("#others tbody tr")) == 4)
         page.until(lambda: page.text("#others b") == "50")
         assert page.run("return document.querySelector('#others').offsetHeight") > 0
@@ -344,13 +330,8 @@ def test_four_workers_are_summed_and_linked(
             page.until(lambda pid=pid: f" worker {pid} on" in (page.text("#facts") or ""))
             page.until(lambda pid=pid: page.pending == ("50" if pid == busy else "0"))
         assert page.complaints == []
-        shown = partial(
-            subprocess.run,
-            [sys.executable, "-m", "purgatory.top", f"{url}/purgatory/", "--once"],
-            env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=True,
-        )  # fmt: skip
         # Which worker answers, or is in time with its announcement, is up to the machine.
-        page.until(lambda: shown().stdout.splitlines()[1].rstrip() == "50 pending in 4 workers")
+        page.until(lambda: "50 pending in 4 workers, " in top(url))
     finally:
         server.end(signal.SIGTERM)
 
@@ -370,18 +351,6 @@ def test_eight_purgatories_are_lines_that_open(browser: Chrome, server: Server) 
     page.run("document.querySelectorAll('.line')[2].click()")
     page.until(lambda: page.run(opened) == [5])
     assert page.complaints == []
-
-
-def test_first_frame_of_charts_has_its_size(server: Server, page: Page) -> None:
-    server.change("wait/50/order")
-    server.change("miss/forgotten")
-    page.until(lambda: page.pending == "50" and "'forgotten'" in page.texts(".missed .key"))
-    # The first frame, drawn again from nothing.
-    sizes = page.run("""
-        shape = ""; show();
-        return [...document.querySelectorAll("canvas")].filter((each) => each.clientWidth)
-            .map((each) => [each.width, Math.round(each.clientWidth * devicePixelRatio)])""")
-    assert len(sizes) >= 2 and all(drawn == shown for drawn, shown in sizes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -405,41 +374,24 @@ def test_page_reconnects_after_server_restart(server: Server, page: Page, number
     assert page.complaints == []
 
 
-def test_the_terminal_shows_the_same(server: Server) -> None:
+def test_terminal_shows_the_same(server: Server) -> None:
+    url = f"{server.url}/purgatory/"
     server.change("wait/50/order")
     server.change("attack")
-    command = [sys.executable, "-m", "purgatory.top", f"{server.url}/purgatory/"]
-    shown = subprocess.run(
-        [*command, "--once"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-    ).stdout
+    shown = top(url)
     [line] = [line for line in shown.splitlines() if line.startswith("jobs ")]
     assert line.split()[1] == "53"
-    assert (
-        "'order'" in shown
-        and "'<script>window.hacked = 1</script>'" in shown
-        and "\x1b" not in shown
-    )
-
-    def follow(following: subprocess.Popen[str]) -> Iterator[str]:
-        assert following.stdout is not None
-        return iter(following.stdout.readline, "")
-
+    assert "'order'" in shown and "'<script>window.hacked = 1</script>'" in shown
+    assert "\x1b" not in shown
     # A background process of a shell ignores SIGINT, and so would its children.
     restore_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=restore_sigint,  # noqa: PLW1509
-    ) as following:
+        [sys.executable, "-m", "purgatory.top", url], env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, preexec_fn=restore_sigint,  # noqa: PLW1509
+    ) as following:  # fmt: skip
         try:
-            lines = follow(following)
+            assert following.stdout is not None
+            lines = iter(following.stdout.readline, "")
             assert any(line.startswith("jobs") and line.split()[1] == "53" for line in lines)
             server.change("check/order")
             assert any(line.startswith("jobs") and line.split()[1] == "3" for line in lines)
@@ -454,20 +406,10 @@ def test_the_terminal_shows_the_same(server: Server) -> None:
 
 
 def test_top_names_the_reason_of_a_refusal(server: Server) -> None:
-    def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "purgatory.top", *arguments]
-        done = subprocess.run(
-            command, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-        return done.returncode, done.stderr
-
-    assert (
-        run(f"{server.url}/purgatory", "--once", "--header", "X-Forwarded-For: 192.0.2.1")[0] == 1
-    )
-    status, reason = run(f"{server.url}/purgatory", "--once", "--header", "Via: proxy")
-    assert status == 1 and "403: This page is open only to visitors on its own machine" in reason
-    assert run(f"{server.url}/hello", "--once")[0] == 1
-    assert run("purgatory")[0] == 2
+    url = f"{server.url}/purgatory"
+    reason = top(url, "--header", "Via: proxy", status=1)
+    assert "403: This page is open only to visitors on its own machine" in reason
+    top(f"{server.url}/hello", status=1)
+    top("purgatory", status=2)
     server.end(signal.SIGKILL)
-    status, reason = run(f"{server.url}/purgatory", "--once")
-    assert status == 1 and "refused" in reason
+    assert "refused" in top(url, status=1)
