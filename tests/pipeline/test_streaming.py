@@ -1,7 +1,6 @@
 """The stream job when a query fails, without Spark."""
 
 import argparse
-import pickle
 import threading
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,13 +8,11 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from shards import Operation, Signal, Stored
 
 from purgatory.pipeline.streaming import _command, _job, _ticks
-from purgatory.pipeline.streaming._event_queue import Events
-from purgatory.pipeline.streaming._events import REGISTRATIONS
 from purgatory.pipeline.streaming._job import Job
-from purgatory.pipeline.streaming._pending import Pending
-from purgatory.pipeline.streaming._state import dump_events, dump_operation, pending_operations
+from purgatory.pipeline.streaming._rows import pending_operations
 
 
 def test_error_of_a_query_is_one_line() -> None:
@@ -180,23 +177,23 @@ def test_idle_progress_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(decided, newest) == []
 
 
-def test_pending_operations_are_read_from_pages_and_chunks() -> None:
-    page = {
-        "half": dump_operation(Pending(5, "all", (("x", 1), ("y", 2)), {"y"})),
-        "ended": dump_operation(Pending(5)),
-    }
-    registered = {"operation_id": "new", "keys": ["z"], "thresholds": [3], "mode": "any"}
-    registrations = pa.RecordBatch.from_pylist([{**registered, "deadline": 9}], REGISTRATIONS)
-    chunk = dump_events(Events(registrations=[registrations]))
-    batch = pa.RecordBatch.from_pydict(
-        {"page": [pickle.dumps(page), None], "chunk": [None, chunk]},
-        schema=pa.schema({"page": pa.binary(), "chunk": pa.binary()}),
+def test_pending_operations_are_read_from_the_state() -> None:
+    shard = Stored()
+    shard.step(
+        Operation("half", [("x", 1), ("y", 2)], "all", 1, 5),
+        Operation("ahead", [("z", 3)], "any", 4, 9),
+        Signal("y", 2, 2),
+        now=3,
     )
+    content = [
+        data for kind in ("operations", "waiting") for _, data in shard.stores[kind].values()
+    ]
+    batch = pa.RecordBatch.from_pydict({"content": pa.array(content, pa.binary())})
 
     found = [row for each in pending_operations(iter([batch])) for row in each.to_pylist()]
 
     names = ("operation_id", "key", "threshold", "mode", "deadline", "satisfied_keys")
     assert [tuple(row[name] for name in names) for row in found] == [
+        ("ahead", ["z"], [3], "any", 9, []),
         ("half", ["x", "y"], [1, 2], "all", 5, ["y"]),
-        ("new", ["z"], [3], "any", 9, []),
     ]

@@ -17,22 +17,16 @@ from helpers import THOROUGHNESS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from shards import operations_batch, signals_batch
-from test_decisions import by_definition
+from shards import LABEL, Operation, Outcome, Signal, Stored, by_sql
 
-from purgatory._core.threshold_queue import UNKNOWN
-from purgatory.pipeline.streaming._decisions import Shard
-from purgatory.pipeline.streaming._event_queue import EventQueue
-from purgatory.pipeline.streaming._events import LATE, Decision, Operation
+from purgatory.pipeline.streaming._rows import NOTHING_DUE
 from purgatory.pipeline.streaming._timekeeper import (
     INPUTS,
-    NOTHING_DUE,
     OBSERVED_INPUTS,
     StreamTime,
     Timekeeper,
 )
 
-LABEL = 6
 START = 1_767_268_800_000  # 2026-01-01 12:00 UTC, in milliseconds
 SECOND = 1000
 EVERYTHING = 10**9
@@ -247,8 +241,8 @@ class Stream:
     ) -> None:
         self.arrivals, self.limit, self.idle, self.delay = arrivals, limit, idle, delay
         self.clock = START
-        self.shard = Shard({}, {}, EventQueue({}))
-        self.decided: list[Decision] = []
+        self.shard = Stored()
+        self.decided: list[Outcome] = []
         self.read = dict.fromkeys(INPUTS, 0)
         self.ticks: list[tuple[str, int]] = []
         self.ticks_read = 0
@@ -260,8 +254,7 @@ class Stream:
 
     def start(self) -> None:
         """Starts the query, from its checkpoint."""
-        due = self.shard.event_queue.next_at()
-        due = None if due is None else -(-due // 1000)
+        due = None if self.shard.next_at is None else -(-self.shard.next_at // 1000)
         self.keeper = Timekeeper(
             FOLDER,
             idle=self.idle / 1000,
@@ -293,7 +286,7 @@ class Stream:
         self.ticks += self.keeper.take_ticks(middle).items()
         self.clock += round(seconds * SECOND)
         if killed:  # it has run, and nothing of it was committed
-            lost = copy.deepcopy(self.shard, {id(UNKNOWN): UNKNOWN})
+            lost = copy.deepcopy(self.shard)
             self.shard, kept = lost, self.shard
             self.run(self.batch)
             self.shard = kept
@@ -313,17 +306,10 @@ class Stream:
         self.tell(began, ends, (rows, newest))
         self.read, self.ticks_read = ends, ticks
 
-    def run(self, batch: dict[str, Any]) -> list[Decision]:
+    def run(self, batch: dict[str, Any]) -> list[Outcome]:
         now = batch["watermark"] * 1000
-        new = {name: self.rows(name, batch["ends"]) for name in INPUTS}
-        if new["operations"]:
-            self.shard.register(operations_batch(new["operations"]), now)
-        if new["signals"]:
-            rows = [(*row, LABEL) for row in new["signals"]]
-            self.shard.signal(signals_batch(rows), now, LABEL)
-        self.shard.advance_to(now)
-        self.shard.event_queue.save()
-        return [Decision(**row) for taken in self.shard.take() for row in taken.to_pylist()]
+        new = [row for name in INPUTS for row in self.rows(name, batch["ends"])]
+        return self.shard.step(*new, before=now, now=now)
 
     def rows(self, name: str, ends: dict[str, int]) -> list[Any]:
         arrived = self.arrivals[name][self.read[name] : ends[name]]
@@ -331,7 +317,7 @@ class Stream:
 
     def tell(self, began: int, ends: dict[str, int], counted: Any) -> None:
         rows, newest = counted or (None, None)
-        due = self.shard.event_queue.next_at()
+        due = self.shard.next_at
         sources = [source(name, self.read[name], ends[name]) for name in INPUTS]
         self.keeper.update(
             progress(
@@ -347,7 +333,7 @@ class Stream:
 
     @staticmethod
     def at(row: Any) -> int:
-        return row.registered_at if isinstance(row, Operation) else row[2]
+        return row.registered_at if isinstance(row, Operation) else row.at
 
 
 def arrivals(
@@ -368,7 +354,7 @@ def arrivals(
             yield Arrival(arrives_at, rows[number])
 
 
-def made(chance: random.Random, seconds: int) -> tuple[list[Operation], list[tuple]]:
+def made(chance: random.Random, seconds: int) -> tuple[list[Operation], list[Signal]]:
     micros = 1_000_000
     operations = []
     for number in range(chance.randint(0, 40)):
@@ -378,7 +364,7 @@ def made(chance: random.Random, seconds: int) -> tuple[list[Operation], list[tup
         mode = chance.choice(("all", "any"))
         operations.append(Operation(f"o{number}", tuple(wanted.items()), mode, at, deadline))
     signals = [
-        (
+        Signal(
             chance.choice("xyz"),
             chance.randint(0, 30),
             START * 1000 + chance.randrange(seconds * micros),
@@ -415,8 +401,7 @@ def with_silences(seed: int, pauses: bool) -> None:
             stream.start()
         triggers += 1
     rows = {name: [each.row for each in arrived if each.row] for name, arrived in inputs.items()}
-    assert [each for each in stream.decided if each.outcome == LATE] == []
-    assert sorted(stream.decided) == sorted(by_definition(rows["operations"], rows["signals"]))
+    assert sorted(stream.decided, key=str) == by_sql(rows["operations"], rows["signals"])
 
 
 @settings(deadline=None, max_examples=15)

@@ -21,8 +21,6 @@ from kafka_server import connector
 from orders import SECOND, Traffic
 from streams import until
 
-from purgatory.pipeline.streaming import encode_operation, encode_signal
-
 QUIET = {"log_level": 0}
 TIMEOUT = 600.0
 """Seconds that anything may take: starting Spark, a batch, an answer of Kafka. Nothing depends on
@@ -49,25 +47,16 @@ def instant(micros: int) -> str:
 
 
 def operation(
-    values: str,
-    operation_id: str,
-    requirements: Iterable[tuple[str, int]],
-    mode: str,
-    at: int,
-    until: int,
+    operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, at: int, until: int
 ) -> bytes:
-    """The value of a record, as JSON or binary; instants are in microseconds."""
-    if values == "binary":
-        return encode_operation(operation_id, requirements, mode, at, until)
+    """The value of a record; instants are in microseconds."""
     wanted = [{"key": key, "threshold": threshold} for key, threshold in requirements]
     names = {"operation_id": operation_id, "requirements": wanted, "mode": mode}
     return json.dumps({**names, "registered_at": instant(at), "deadline": instant(until)}).encode()
 
 
-def happening(values: str, key: str, value: int, at: int) -> bytes:
+def happening(key: str, value: int, at: int) -> bytes:
     """The value of a record of a signal."""
-    if values == "binary":
-        return encode_signal(key, value, at)
     return json.dumps({"key": key, "value": value, "at": instant(at)}).encode()
 
 
@@ -95,7 +84,7 @@ def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) 
 
 
 def send_traffic(
-    address: str, made: Traffic, values: str, partitions: int, disorder: float = 5.0, seed: int = 7
+    address: str, made: Traffic, partitions: int, disorder: float = 5.0, seed: int = 7
 ) -> None:
     """Fills the topics `operations` and `signals`, by the order of arrival: up to `disorder`
     seconds after the event."""
@@ -106,10 +95,7 @@ def send_traffic(
         send(
             address,
             topic,
-            (
-                (number % partitions, encode(values, *row))
-                for number, (_, row) in enumerate(arrived)
-            ),
+            ((number % partitions, encode(*row)) for number, (_, row) in enumerate(arrived)),
         )
 
 

@@ -44,13 +44,16 @@ Silence
 
 Forgetting
     With `forget_after` the value of a key counts for so long after its last signal, in event time.
-    Then it is forgotten, unless an operation waits for the key: in this case only the value is. So
-    an operation that is registered later waits for a new signal, and the first signal after that
+    Then it is forgotten. So an operation that is registered later waits for a new signal, and the first signal after that
     sets the value, even if it is lower than the forgotten one. Requirements that hold already stay
     so. Outcomes still depend on event time alone. By default no key is forgotten, as offsets and
     versions need it; with keys that are used once, such as `paid-7`, the state would then grow with
-    each of them. Values from a checkpoint that was written without `forget_after` count until the
-    key is used next, and `forget_after` longer.
+    each of them.
+
+At once
+    With `at_once` an operation completes as soon as it and its last signal are read, in the order
+    of arrival. That is never taken back, even if an earlier signal comes later: `decided_at` is the
+    earliest instant by the rows that were read. Operations still expire with the watermark.
 
 Operations are divided into shards by their id, and each is decided in one shard; every signal goes
 to every shard. So a hot key is no bottleneck: the operations that wait for it are distributed over
@@ -69,7 +72,6 @@ from purgatory.pipeline.streaming._checkpoint import (
     pending,
     reconcile,
 )
-from purgatory.pipeline.streaming._messages import encode_operation, encode_signal
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._processor import ShardsChanged
 from purgatory.pipeline.streaming._ticks import keep_time, read_ticks, write_ticks
@@ -83,8 +85,6 @@ __all__ = [
     "ShardsChanged",
     "check_out",
     "check_shards",
-    "encode_operation",
-    "encode_signal",
     "keep_time",
     "newest_event",
     "outcomes",

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
 
 from purgatory.pipeline._remote import storage_of
 from purgatory.pipeline.streaming._processor import ShardsChanged, send_code_to_workers
-from purgatory.pipeline.streaming._state import PENDING, pending_operations
+from purgatory.pipeline.streaming._rows import COUNTS, PENDING, pending_operations
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
@@ -38,17 +38,13 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
         ShardsChanged: `checkpoint` was written with another number of shards. The query would fail
             with the same error, but only when a shard notices it.
     """
-    with _readable(spark, checkpoint) as path:
-        state = _state(spark, path, "shard")
-        if state is None:
-            return
-        row = state.select(F.col("value.shards").alias("shards")).head()
-    if row is not None and row.shards != shards:
-        raise ShardsChanged(
-            f"cannot continue from {checkpoint} with {shards} shards: it was written with "
-            f"{row.shards}, and operations would "
-            f"change owners; use {row.shards}, or a new checkpoint"
-        )
+    for row in _shards(spark, checkpoint):
+        if row.shards != shards:
+            raise ShardsChanged(
+                f"cannot continue from {checkpoint} with {shards} shards: it was written with "
+                f"{row.shards}, and operations would change owners; use {row.shards}, or a new "
+                "checkpoint"
+            )
 
 
 def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> None:
@@ -126,18 +122,14 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
         ValueError: no batch was committed to `checkpoint`.
     """
     spark = spark or SparkSession.active()
-    names = ["registered", "completed", "expired", "late", "late_signals"]
+    shards = _shards(spark, checkpoint)
+    if not shards:
+        raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
     with _readable(spark, checkpoint) as path:
-        shards = _state(spark, path, "shard")
-        if shards is None:
-            raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
-        counted = shards.agg(
-            *(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)
-        ).first()
-        waiting = _sum(spark, path, "operations", "waiting")
-        ahead = _sum(spark, path, "agenda", "registrations")
-    assert counted is not None
-    return Reconciliation(**counted.asDict(), pending=waiting + ahead)
+        rows = F.coalesce(F.sum("user_map_value.rows"), F.lit(0))
+        waiting = int(_operations(spark, path).agg(rows).collect()[0][0])
+    counts = {name: sum(row[name] for row in shards) for name in COUNTS}
+    return Reconciliation(**counts, pending=waiting)
 
 
 def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
@@ -157,10 +149,9 @@ def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
     spark = spark or SparkSession.active()
     if found := sorted(set(ESCAPED.findall(checkpoint))):
         raise _unreadable(checkpoint, found)
-    operations = _pending(spark, checkpoint)
-    if operations is None:
+    if not _shards(spark, checkpoint):
         raise ValueError(f"cannot read {checkpoint}: no batch was committed to it")
-    return operations.select(
+    return _pending(spark, checkpoint).select(
         "operation_id",
         F.arrays_zip("key", "threshold").alias("requirements"),
         "mode",
@@ -172,48 +163,37 @@ def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
 def overdue(spark: SparkSession, checkpoint: str, now: datetime) -> int:
     """Counts the pending operations of a checkpoint whose deadline is before `now`. Cost: reads the
     pending operations."""
+    if not _shards(spark, checkpoint):
+        return 0
+    micros = (now - EPOCH) // timedelta(microseconds=1)
     with _readable(spark, checkpoint) as path:
-        operations = _pending(spark, path)
-        micros = (now - EPOCH) // timedelta(microseconds=1)
-        return 0 if operations is None else operations.where(F.col("deadline") < micros).count()
+        return _pending(spark, path).where(F.col("deadline") < micros).count()
 
 
-def _pending(spark: SparkSession, path: str) -> DataFrame | None:
-    """The pending operations, with the columns of `PENDING`; `None` if no batch was committed."""
+def _pending(spark: SparkSession, path: str) -> DataFrame:
+    """The pending operations, with the columns of `PENDING`."""
     send_code_to_workers()
-    if _state(spark, path, "shard") is None:
-        return None
-    pages, chunks = (_entries(spark, path, name) for name in ("operations", "agenda"))
-    both = pages.where("user_map_value.waiting > 0").selectExpr(
-        "user_map_value.entries AS page", "NULL AS chunk"
-    )
-    both = both.unionByName(
-        chunks.where("user_map_value.registrations > 0").selectExpr(
-            "NULL AS page", "user_map_value.events AS chunk"
-        )
-    )
-    return both.mapInArrow(pending_operations, from_arrow_schema(PENDING))
+    content = _operations(spark, path).select("user_map_value.content")
+    return content.mapInArrow(pending_operations, from_arrow_schema(PENDING))
+
+
+def _operations(spark: SparkSession, path: str) -> DataFrame:
+    """The parts of the state with pending operations."""
+    parts = spark.read.format("statestore").option("stateVarName", "parts").load(path)
+    return parts.where("user_map_key.kind IN ('operations', 'waiting')")
 
 
 def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
     """The instant of the latest registration or signal that the query of `checkpoint` has received;
     `None` if there is none."""
-    with _readable(spark, checkpoint) as path:
-        shards = _state(spark, path, "shard")
-        if shards is None:
-            return None
-        newest = shards.agg(F.max("value.newest")).collect()[0][0]
+    newest = max((row.newest for row in _shards(spark, checkpoint)), default=0)
     return EPOCH + timedelta(microseconds=newest) if newest else None
 
 
 def due_of_shards(spark: SparkSession, checkpoint: str) -> dict[int, int | None]:
     """For each shard of a checkpoint when it has something to decide next, in milliseconds since
     1970; None if nothing waits."""
-    with _readable(spark, checkpoint) as path:
-        state = _state(spark, path, "shard")
-        if state is None:
-            return {}
-        return dict(map(tuple, state.select("key.shard", "value.timer").collect()))
+    return {row.shard: row.timer for row in _shards(spark, checkpoint)}
 
 
 @contextmanager
@@ -243,25 +223,13 @@ def _unreadable(checkpoint: str, found: list[str]) -> ValueError:
     )
 
 
-def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
-    """A variable of the state after the last committed batch; `None` if no batch was committed."""
-    state = spark.read.format("statestore").option("stateVarName", name)
+def _shards(spark: SparkSession, checkpoint: str) -> list[Row]:
+    """What a checkpoint has of each shard; nothing if no batch was committed to it."""
+    state = spark.read.format("statestore").option("stateVarName", "shard")
     try:
-        found = state.load(checkpoint)
-        found.columns  # noqa: B018  # Spark Connect looks for the checkpoint only when it is asked for something
+        with _readable(spark, checkpoint) as path:
+            return state.load(path).select("key.shard", "value.*").collect()
     except PySparkException as error:
         if error.getCondition() in NO_BATCH:
-            return None
+            return []
         raise
-    return found
-
-
-def _sum(spark: SparkSession, checkpoint: str, name: str, column: str) -> int:
-    """The sum of one column of the values of a variable that is a map."""
-    entries = _entries(spark, checkpoint, name)
-    return int(entries.agg(F.coalesce(F.sum(f"user_map_value.{column}"), F.lit(0))).collect()[0][0])
-
-
-def _entries(spark: SparkSession, checkpoint: str, name: str) -> DataFrame:
-    """The entries of a variable that is a map."""
-    return spark.read.format("statestore").option("stateVarName", name).load(checkpoint)

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -48,85 +48,42 @@ FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--operations",
-        required=True,
-        metavar="DIR",
-        help="a folder of operations, or a Kafka topic",
-    )
-    parser.add_argument(
-        "--signals", required=True, metavar="DIR", help="a folder of signals, or a Kafka topic"
-    )
-    parser.add_argument(
-        "--out",
-        required=True,
-        metavar="DIR",
-        help="where outcomes go: a folder of Parquet, by outcome",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="DIR",
-        help="where the state is kept; one for each --out",
-    )
-    parser.add_argument(
-        "--available-now",
-        action="store_true",
-        help="decide all that is due by the newest event, and end",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("parquet", "json", "kafka"),
-        default="parquet",
-        help="of both inputs (default: %(default)s)",
-    )
-    _add_kafka_arguments(parser)
-    parser.add_argument(
-        "--shards",
-        type=int,
-        default=4,
-        metavar="N",
-        help="owners of operations (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--delay",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how far out of order events may be (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--idle",
-        type=_idle,
-        metavar="SECONDS",
-        help="an input that is silent for so long, and read to its end, holds event time back no "
-        f"more; or 'never' (default: {IDLE:g})",
-    )
-    parser.add_argument(
-        "--forget-after",
-        type=float,
-        metavar="SECONDS",
-        help="forget keys without a signal for so long, in event time (default: never)",
-    )
-    parser.add_argument(
-        "--every",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="interval between batches (default: none)",
-    )
-    parser.add_argument(
-        "--files-per-batch",
-        type=int,
-        metavar="N",
-        help="read at most N files of each input in a batch",
-    )
-    parser.add_argument(
-        "--serve",
-        type=_address,
-        metavar="HOST:PORT",
-        help="address of a page and metrics of the stream, on this machine, such as 127.0.0.1:9109",
-    )
+    def add(name: str, metavar: str, text: str, group: Any = parser, **options: Any) -> None:
+        group.add_argument(f"--{name}", metavar=metavar, help=text, **options)
+
+    default = "(default: %(default)s)"
+    add("operations", "DIR", "a folder of operations, or a Kafka topic", required=True)
+    add("signals", "DIR", "a folder of signals, or a Kafka topic", required=True)
+    add("out", "DIR", "where outcomes go: a folder of Parquet, by outcome", required=True)
+    add("checkpoint", "DIR", "where the state is kept; one for each --out", required=True)
+    text = "decide all that is due by the newest event, and end"
+    parser.add_argument("--available-now", action="store_true", help=text)
+    formats = ("parquet", "json", "kafka")
+    text = f"of both inputs {default}"
+    parser.add_argument("--format", choices=formats, default="parquet", help=text)
+    add("shards", "N", f"owners of operations {default}", type=int, default=4)
+    text = f"how far out of order events may be {default}"
+    add("delay", "SECONDS", text, type=float, default=10.0)
+    text = "an input that is silent for so long, and read to its end, holds event time back no more"
+    add("idle", "SECONDS", f"{text}; or 'never' (default: {IDLE:g})", type=_idle)
+    text = "forget keys without a signal for so long, in event time (default: never)"
+    add("forget-after", "SECONDS", text, type=float)
+    text = "complete operations in the order of arrival, before event time has passed their signals"
+    parser.add_argument("--at-once", action="store_true", help=text)
+    add("every", "SECONDS", "interval between batches (default: none)", type=float, default=0.0)
+    add("files-per-batch", "N", "read at most N files of each input in a batch", type=int)
+    text = "address of a page and metrics of the stream, on this machine, such as 127.0.0.1:9109"
+    add("serve", "HOST:PORT", text, type=_address)
+    kafka = parser.add_argument_group("Kafka")
+    add("bootstrap-servers", "HOST:PORT", "where it is", kafka)
+    add("out-topic", "TOPIC", "where outcomes go, too: at least once, by operation id", kafka)
+    text = "read at most N records of each topic in a batch"
+    add("records-per-batch", "N", text, kafka, type=int)
+    text = "of Spark's source and sink, such as kafka.security.protocol=SSL; may be repeated"
+    add("kafka-option", "NAME=VALUE", text, kafka, type=_pair, action="append", default=[])
+    text = "Spark's connector, such as org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0"
+    add("packages", "NAMES", text, kafka)
+    add("jars", "FILES", "instead of packages, with commas between them", kafka)
     add_master_option(parser)
 
 
@@ -146,44 +103,6 @@ def _address(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Kafka")
-    group.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="where it is")
-    group.add_argument(
-        "--values",
-        choices=("json", "binary"),
-        default="json",
-        help="how records are written (default: %(default)s)",
-    )
-    group.add_argument(
-        "--out-topic",
-        metavar="TOPIC",
-        help="where outcomes go, too: at least once, by operation id",
-    )
-    group.add_argument(
-        "--records-per-batch",
-        type=int,
-        metavar="N",
-        help="read at most N records of each topic in a batch",
-    )
-    group.add_argument(
-        "--kafka-option",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of Spark's source and sink, such as kafka.security.protocol=SSL; may be repeated",
-    )
-    group.add_argument(
-        "--packages",
-        metavar="NAMES",
-        help="Spark's connector, such as org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0",
-    )
-    group.add_argument(
-        "--jars", metavar="FILES", help="instead of packages, with commas between them"
-    )
-
-
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -201,10 +120,8 @@ def run(options: argparse.Namespace) -> int:
     with spark_session(
         "purgatory stream", options.master, settings, verbose=options.verbose
     ) as spark:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # only now: Spark sets a handler of SIGINT when it starts
+        # Only now: Spark sets a handler of SIGINT when it starts.
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         try:
             _rename_without_processes(spark, options.checkpoint, options.out)

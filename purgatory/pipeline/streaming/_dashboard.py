@@ -24,7 +24,7 @@ from purgatory._local import refusal
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
 from purgatory.pipeline.streaming._outcomes import OBSERVATION
-from purgatory.pipeline.streaming._packing import COUNTS
+from purgatory.pipeline.streaming._rows import COUNTS
 from purgatory.pipeline.streaming._timekeeper import Timekeeper
 
 SHUTDOWN_TIMEOUT: Final = 5.0

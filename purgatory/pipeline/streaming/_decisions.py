@@ -1,77 +1,58 @@
 """Decides which operations of a stream completed and which expired, exactly once. Without Spark.
 
-A shard owns operations; no other shard decides on them. Everything that it receives goes into its
-event queue. When the watermark has passed them, it takes the due events out in the order of
-event time, and does what `ThresholdPurgatory` does in an event loop, with the same
-queues of waiters (`purgatory._core.threshold_queue`). So outcomes depend on event time, and not on
-the order in which the shard received the events.
+A shard owns operations; no other shard decides on them. What it receives waits until the watermark
+has passed it. Then all of it is decided at once, in numpy: `History` finds when each threshold was
+reached, and the rest is arithmetic.
 
     received, in this order
         12:00:20  "paid" has reached 1
-        12:00:05  order 7 waits for all of ("paid", 1), ("stock", 3)
+        12:00:05  order 7 waits until 12:10:05 for all of ("paid", 1), ("stock", 3)
         12:00:02  "stock" has reached 4
     decided, when the watermark has reached 12:00:30
-        12:00:05  order 7 is registered: "stock" has reached 4 already, "paid" has no value
-        12:00:20  order 7 completed: all its keys have reached their thresholds
+        order 7   "paid" reached at 12:00:20, "stock" before 12:00:05
+                  completed at 12:00:20, the later one
 
-At one instant signals come first, then registrations, then deadlines. So a signal exactly at the
-deadline still counts.
+So outcomes depend on event time, and not on the order in which the shard received the events. At
+one instant signals come first, then registrations, then deadlines: a signal exactly at the deadline
+still counts.
 
-Events arrive as batches of many rows, and stay batches until they are due. New operations are then
-decided by `decide_batch`, all at once. The others, which wait since an earlier call or have
-duplicate ids, are decided one by one, by the few signals that reach a threshold of theirs.
+With `at_once` an operation completes as soon as it and its signals are received. It still expires
+with the watermark, and outcomes depend on the order of arrival.
 
-After an operation has ended, only its id is kept, until its deadline. So a copy that arrives before
-the deadline is recognized, and a later copy is too late anyway.
+The id of an operation is kept until its deadline. So a copy that arrives before the deadline is
+recognized, and a later copy is too late anyway.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
-from purgatory._core.threshold_queue import UNKNOWN
-from purgatory.pipeline.streaming._batch_decisions import (
-    BatchDecisions,
-    decide_batch,
-    have_distinct_keys,
-)
-from purgatory.pipeline.streaming._event_queue import EventQueue, Events, Store
-from purgatory.pipeline.streaming._events import (
+from purgatory.pipeline.streaming._history import History
+from purgatory.pipeline.streaming._rows import (
+    BEFORE,
     COMPLETED,
     DECISIONS,
     EXPIRED,
     LATE,
     MODES,
-    NOWHERE,
-    REGISTRATIONS,
+    NEVER,
+    OPERATIONS,
     SIGNALS,
-    Decision,
-    Operation,
-    operations_of,
-    pairs_of,
-    refusal,
+    columns_of,
+    filled,
+    joined,
+    pc,
+    selected,
+    starts_of,
+    where,
 )
-from purgatory.pipeline.streaming._forgetful_history import ForgetfulHistory, check_at
-from purgatory.pipeline.streaming._pending import Pending, StreamQueue
-from purgatory.pipeline.streaming._value_history import Int64Array, ValueHistory
+from purgatory.pipeline.streaming._state import Chunks, Pages, Store
 
-# Type checkers do not see its functions, which are created when it is imported.
-pc: Final[Any] = pyarrow.compute
-
-SIGNAL: Final = 0
-REGISTRATION: Final = 1
-DEADLINE: Final = 2
-
-Event = tuple[Any, ...]
-"""An instant in microseconds; `SIGNAL`, `REGISTRATION` or `DEADLINE`; and the event's data."""
-
-_at = itemgetter(0)
+KINDS: Final = ("signals", "operations", "waiting", "ids", "values")
+"""The parts of the state of a shard."""
 
 
 @dataclass(slots=True)
@@ -93,47 +74,43 @@ class Shard:
     """An owner of operations.
 
     Args:
-        operations: by id.
-        queues: by key. The queue of a key with a value stays; any other queue is deleted with its
-            last operation.
-        event_queue: received events that are not yet due.
+        stores: for each of `KINDS`.
+        index: `index()` when it was last saved.
         counts: to continue from.
         forget_after: time for which the value of a key counts after its last signal, in
             microseconds; None for ever.
+        at_once: whether operations complete before the watermark.
     """
-
-    __slots__ = (
-        "_batches", "_decisions", "_forget_after", "counts", "event_queue", "operations", "queues",
-    )  # fmt: skip
 
     def __init__(
         self,
-        operations: Store[str, Pending],
-        queues: Store[str, StreamQueue],
-        event_queue: EventQueue,
+        stores: Callable[[str], Store],
+        index: dict[str, Any] | None = None,
         counts: Counts | None = None,
         forget_after: int | None = None,
+        at_once: bool = False,
     ) -> None:
-        self._forget_after = forget_after
-        self.operations = operations
-        self.queues = queues
-        self.event_queue = event_queue
+        self._forget_after, self._at_once = forget_after, at_once
         self.counts = Counts() if counts is None else counts
-        self._decisions: list[Decision] = []
-        """Single decisions since the last call of `take`."""
-        self._batches: list[pa.RecordBatch] = []
-        """Decisions on whole batches since then."""
+        known: dict[str, Any] = index or {}
+        self._now: int = known.get("now", BEFORE)
 
-    def take(self) -> list[pa.RecordBatch]:
-        """Takes out the decisions since the last call: batches with the columns of `DECISIONS`,
-        none of them empty."""
-        taken, self._batches = self._batches, []
-        decisions, self._decisions = self._decisions, []
-        if decisions:
-            columns = zip(zip(*decisions, strict=True), DECISIONS, strict=True)
-            arrays = [pa.array(values, field.type) for values, field in columns]
-            taken.append(pa.RecordBatch.from_arrays(arrays, schema=DECISIONS))
-        return taken
+        def chunks(kind: str, schema: pa.Schema, order: str) -> Chunks:
+            return Chunks(stores(kind), schema, order, dict(known.get(kind, ())))
+
+        self._signals = chunks("signals", SIGNALS, "at")
+        self._operations = chunks("operations", OPERATIONS, "at")
+        """Those that are registered after the watermark."""
+        self._waiting = chunks("waiting", OPERATIONS, "deadline")
+        self._ids = Pages(stores("ids"), self._is_free, known.get("ids"))
+        self._values = Pages(stores("values"), self._is_forgotten, known.get("values"))
+        self._decisions: list[pa.RecordBatch] = []
+
+    def _is_free(self, deadline: int) -> bool:
+        return deadline <= self._now
+
+    def _is_forgotten(self, value: tuple[int, int]) -> bool:
+        return self._forget_after is not None and self._now - value[0] > self._forget_after
 
     # -- receiving
 
@@ -141,398 +118,265 @@ class Shard:
         """Receives operations while the watermark is at `now`.
 
         An operation whose deadline is after `now` will have an outcome; if it was registered
-        before, it begins to wait now. Any other gets the decision `late`, with the reason. Cost:
-        Arrow's, and a step for each operation that may be invalid.
+        before, it begins to wait now. Any other gets the decision `late`, with the reason.
 
         Args:
-            operations: with the columns of `REGISTRATIONS` but `at`; `topic`, `partition`, `offset`
-                and `problem` may be missing.
+            operations: with the columns of `RECEIVED_OPERATIONS`.
         """
         self.counts.registered += operations.num_rows
-        valid = _are_valid(operations, now)
-        if not valid.all():
-            for operation in operations_of(operations.filter(pa.array(~valid))):
-                reason = refusal(operation, now)
-                assert reason is not None
-                self._refuse(operation, reason)
-            operations = operations.filter(pa.array(valid))
-        if rows := operations.num_rows:
-            registered_at = operations.column("registered_at").to_numpy()
-            self.counts.newest = max(self.counts.newest, int(registered_at.max()))
-            columns = {name: operations.column(name) for name in operations.schema.names}
-            columns["at"] = pa.array(np.maximum(registered_at, now))
-            made = [
-                columns[each.name] if each.name in columns else pa.nulls(rows, each.type)
-                for each in REGISTRATIONS
-            ]
-            self.event_queue.add_registrations(
-                pa.RecordBatch.from_arrays(made, schema=REGISTRATIONS), now
-            )
+        reasons = _refusals(operations, now)
+        is_refused = reasons != None  # noqa: E711  # of each
+        self._refuse(where(operations, is_refused), reasons[is_refused])
+        operations = _with_distinct_keys(where(operations, ~is_refused))
+        if not operations.num_rows:
+            return
+        registered_at = operations.column("registered_at").to_numpy()
+        self.counts.newest = max(self.counts.newest, int(registered_at.max()))
+        columns = columns_of(operations, OPERATIONS)
+        columns["at"] = np.maximum(registered_at, now)
+        starts = starts_of(operations.column("keys"))
+        columns["satisfied"] = pa.ListArray.from_arrays(
+            pa.array(starts.astype(np.int32)), pa.array(np.zeros(starts[-1], bool))
+        )
+        self._operations.add(filled(OPERATIONS, operations.num_rows, **columns))
 
     def signal(self, signals: pa.RecordBatch, now: int, label: int) -> None:
-        """Receives signals while the watermark is at `now`: keys have reached values.
-
-        One from the watermark or before is reported as `late`, and counts from now on. Cost: some
-        calls of Arrow, and a step for each late one.
+        """Receives signals while the watermark is at `now`: keys have reached values. One from the
+        watermark or before is reported as `late`, and counts from now on.
 
         Args:
-            signals: with the columns `key`, `value`, `at`, and `reporter`: the label of the shard
-            that reports it if it is late.
-                `topic`, `partition`, `offset` and `problem` may be missing.
+            signals: with the columns of `RECEIVED_SIGNALS`.
             label: of this shard.
         """
-        has_all = _have_all(signals, ("key", "value", "at"))
         at = signals.column("at").fill_null(0).to_numpy()
-        is_early = has_all & (at > now)
-        if not is_early.all():
-            is_reporter = signals.column("reporter").fill_null(label).to_numpy() == label
-            self._report(signals.filter(pa.array(is_reporter & ~is_early)))
-        if is_early.any():
-            self.counts.newest = max(self.counts.newest, int(at[is_early].max()))
-        if not has_all.all():
-            signals, at = signals.filter(pa.array(has_all)), at[has_all]
-        columns = [pa.array(np.maximum(at, now)), signals.column("key"), signals.column("value")]
-        self.event_queue.add_signals(pa.RecordBatch.from_arrays(columns, schema=SIGNALS), now)
-
-    def _report(self, signals: pa.RecordBatch) -> None:
-        """Adds a decision for each signal, all of which are late or invalid."""
-        nothing = [None] * signals.num_rows
-        names = ("key", "value", "at", "topic", "partition", "offset", "problem")
-        columns = [
-            signals.column(name).to_pylist() if name in signals.schema.names else nothing
-            for name in names
-        ]
-        for key, value, at, topic, partition, offset, problem in zip(*columns, strict=True):
-            reason = problem or "it is not after the watermark; it counts from there on"
-            if problem is None and (key is None or value is None or at is None):
-                reason = (
-                    "it lacks a key, a value or an instant, or that is not between the years 1 "
-                    "and 9999"
-                )
-            self.counts.late_signals += 1
-            self._decisions.append(
-                Decision(LATE, None, None, None, reason, key, at, topic, partition, offset)
-            )
-
-    def _refuse(self, operation: Operation, reason: str) -> None:
-        self.counts.late += 1
-        topic, partition, offset = operation.origin or NOWHERE
-        at = operation.registered_at
-        self._decisions.append(
-            Decision(
-                LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset
-            )
+        lacks = _lacks(signals, ("key", "value", "at"))
+        reasons = np.full(signals.num_rows, None, object)
+        reasons[at <= now] = "it is not after the watermark; it counts from there on"
+        reasons[lacks] = (
+            "it lacks a key, a value or an instant, or that is not between the years 1 and 9999"
         )
+        lacks |= _set_problems(reasons, signals)
+        is_late = reasons != None  # noqa: E711  # of each
+        if not is_late.all():
+            self.counts.newest = max(self.counts.newest, int(at[~is_late].max()))
+        is_mine = is_late & (signals.column("reporter").fill_null(label).to_numpy() == label)
+        late = where(signals, is_mine)
+        self.counts.late_signals += late.num_rows
+        self._add_late(late, reasons[is_mine])
+        columns = columns_of(where(signals, ~lacks), SIGNALS)
+        columns["at"] = np.maximum(at[~lacks], now)
+        self._signals.add(filled(SIGNALS, len(columns["at"]), **columns))
+
+    def _refuse(self, operations: pa.RecordBatch, reasons: Any) -> None:
+        self.counts.late += operations.num_rows
+        late = columns_of(operations, DECISIONS) | {"at": operations.column("registered_at")}
+        self._add_late(filled(DECISIONS, operations.num_rows, **late), reasons)
+
+    def _add_late(self, rows: pa.RecordBatch, reasons: Any) -> None:
+        columns = columns_of(rows, DECISIONS)
+        columns |= {"outcome": [LATE] * rows.num_rows, "reason": list(reasons)}
+        self._add(filled(DECISIONS, rows.num_rows, **columns))
+
+    def _add(self, decisions: pa.RecordBatch) -> None:
+        if decisions.num_rows:
+            self._decisions.append(decisions)
 
     # -- deciding
 
     def advance_to(self, now: int) -> None:
         """Decides everything up to the watermark `now`, inclusive: no earlier rows are expected any
-        more.
+        more. Cost: a microsecond for each row that is due and each operation that waits, in
+        numpy."""
+        due = self._signals.take(now)
+        operations = self._without_copies(self._operations.take(NEVER if self._at_once else now))
+        self._now = now
+        received = joined([due, self._signals.all()], SIGNALS) if self._at_once else due
+        keys = pc.unique(
+            pa.chunked_array([received.column("key"), operations.column("keys").flatten()])
+        ).to_pylist()
+        known = {key: self._values.get(key) for key in keys}
+        before = [(last[0], key, last[1]) for key, last in known.items() if last is not None]
+        history = self._history(before, due)
+        for key, *last in history.final():
+            if known[key] != last:
+                self._values[key] = last
+        if self._at_once:
+            history = self._history(before, received)
 
-        Cost: O(log n) for each of the n events that are due, mostly in numpy. Operations that wait
-        since an earlier call, and those with duplicate ids, are decided one by one.
-        """
-        due = self.event_queue.pop_due(now)
-        history = self._history(due)
-        new, others = self._split_new(due.registrations)
-        decisions = None
-        if new is not None:
-            keys = pc.unique(new.column("keys").flatten()).to_pylist()
-            known = dict.fromkeys(keys) if self._forget_after is not None else self._known(keys)
-            decisions = decide_batch(new, history, known, now)
-        self._decide(self._events(due.deadlines, others, history, now), history)
-        if isinstance(history, ForgetfulHistory):
-            self._keep_values(history, now)
-        elif history is not None:
-            for key, value in history.final_values():
-                completed = list(self._queue(key).reach(value))
-                assert not completed
-        if decisions is not None:
-            self._add(decisions, now)
-        for _, key in due.checks:
-            self._check_key(key, now)
+        def decide(rows: pa.RecordBatch) -> pa.RecordBatch:
+            return self._decide(rows, history, now)
 
-    def _known(self, keys: Iterable[str]) -> dict[str, int | None]:
-        """The values of keys."""
-        return {
-            key: None if (queue := self.queues.get(key)) is None else queue.known for key in keys
-        }
+        self._waiting.add(decide(operations))
+        self._waiting.revise(decide)
 
-    def _history(self, due: Events) -> ValueHistory | None:
-        """The signals that are due. If keys are forgotten, it begins with the values that keys had
-        before."""
-        if self._forget_after is None:
-            return ValueHistory(due.signals) if due.signals else None
-        columns = [batch.column("key") for batch in due.signals]
-        columns += [batch.column("keys").flatten() for batch in due.registrations]
-        if not columns:
-            return None
-        first_at = Events(due.signals, due.registrations).first_at()
-        known = []
-        for key in pc.unique(pa.chunked_array(columns)).to_pylist():
-            queue = self.queues.get(key)
-            if queue is not None and queue.known is not None:
-                # Values from before keys were forgotten count from the first use on.
-                at = first_at if queue.last_at is None else queue.last_at
-                known.append((key, at, queue.known))
-        if not known and not due.signals:
-            return None
-        return ForgetfulHistory(due.signals, known, self._forget_after)
+    def _history(self, known: list[tuple[int, str, int]], signals: pa.RecordBatch) -> History:
+        if known:
+            at, keys, values = zip(*known, strict=True)
+            before = filled(SIGNALS, len(known), at=at, key=keys, value=values)
+            signals = joined([before, signals], SIGNALS)
+        return History(signals, self._forget_after)
 
-    def _keep_values(self, history: ForgetfulHistory, now: int) -> None:
-        """Keeps the values that keys have at `now`, and has their keys checked."""
-        assert self._forget_after is not None
-        for key, last_at, value in history.ends():
-            queue = self.queues.get(key) or StreamQueue(key)
-            if now - last_at > self._forget_after:
-                queue.value = UNKNOWN
-                if queue.last_at is None:
-                    self._store(queue)
-                    continue
-            else:
-                assert not queue.size or value < queue.lowest
-                if queue.last_at == last_at and queue.known == value:
-                    continue
-                if queue.last_at is None:
-                    self.event_queue.add_check((check_at(last_at, self._forget_after), key), now)
-                queue.value = value
-            queue.last_at = last_at
-            self._store(queue)
-
-    def _check_key(self, key: str, now: int) -> None:
-        """Forgets a key, or has it checked later."""
-        queue = self.queues.get(key)
-        if queue is None or queue.last_at is None:
-            return
-        if self._forget_after is None:
-            queue.last_at = None
-        elif now - queue.last_at <= self._forget_after:
-            self.event_queue.add_check((check_at(queue.last_at, self._forget_after), key), now)
-            return
-        else:
-            queue.value, queue.last_at = UNKNOWN, None
-        self._store(queue)
-
-    def _split_new(
-        self, registrations: list[pa.RecordBatch]
-    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """The operations that `decide_batch` can decide on, and the remaining ones."""
-        if not registrations:
-            return None, None
-        rows = pa.concat_batches(registrations)
-        ids = rows.column("operation_id").dictionary_encode()
+    def _without_copies(self, operations: pa.RecordBatch) -> pa.RecordBatch:
+        """The operations whose id is free at their registration. Takes the ids, and refuses the
+        others."""
+        if not operations.num_rows:
+            return operations
+        ids = operations.column("operation_id").dictionary_encode()
         names, codes = ids.dictionary.to_pylist(), ids.indices.to_numpy()
-        is_new = np.array([self.operations.get(name) is None for name in names]) & (
-            np.bincount(codes) == 1
+        taken = [self._ids.get(name) for name in names]
+        until = np.array([each or BEFORE for each in taken], np.int64)
+        until[until <= self._now] = BEFORE
+        at, deadline = (operations.column(name).to_numpy() for name in ("at", "deadline"))
+        is_copy = at <= until[codes]
+        repeated = np.flatnonzero(np.bincount(codes)[codes] > 1)
+        if len(repeated):
+            names_of_rows = ("at", "deadline", "mode", "keys", "thresholds")
+            rows = operations.take(pa.array(repeated)).select(names_of_rows).to_pylist()
+            for place, _ in sorted(
+                zip(repeated.tolist(), map(list, map(dict.values, rows)), strict=True),
+                key=lambda each: each[1],
+            ):  # of operations that differ in nothing else, any may be the first
+                is_copy[place] = at[place] <= until[codes[place]]
+                if not is_copy[place]:
+                    until[codes[place]] = deadline[place]
+        until[codes[~is_copy]] = np.maximum(until[codes[~is_copy]], deadline[~is_copy])
+        for name, before, last in zip(names, taken, until.tolist(), strict=True):
+            if last > self._now and last != before:
+                self._ids[name] = last
+        reason = "it is a copy: the operation of this id was registered before"
+        self._refuse(where(operations, is_copy), [reason] * int(is_copy.sum()))
+        return where(operations, ~is_copy)
+
+    def _decide(self, operations: pa.RecordBatch, history: History, now: int) -> pa.RecordBatch:
+        """Adds the decisions on operations; returns the others, with what holds of them by now: the
+        argument itself if nothing has changed."""
+        if not operations.num_rows:
+            return operations
+        keys = operations.column("keys")
+        starts, lengths = starts_of(keys), keys.value_lengths().to_numpy()
+        at, deadline = (operations.column(name).to_numpy() for name in ("at", "deadline"))
+        thresholds = operations.column("thresholds").flatten().to_numpy()
+        held = operations.column("satisfied").flatten().to_numpy(zero_copy_only=False)
+        reached = history.reached_at(keys.flatten(), thresholds, np.repeat(at, lengths))
+        reached[held] = BEFORE
+        needs_all = pc.equal(operations.column("mode"), "all").to_numpy(zero_copy_only=False)
+        first, last = (edge.reduceat(reached, starts[:-1]) for edge in (np.minimum, np.maximum))
+        holds_at = np.maximum(np.where(needs_all, last, first), at)
+        is_completed = holds_at <= deadline
+        is_decided = is_completed | (deadline <= now)
+        holds = reached <= now
+        if not is_decided.any() and (holds == held).all():
+            return operations
+        decided_at = np.where(is_completed, holds_at, deadline)
+        satisfied = selected(keys, reached <= np.repeat(decided_at, lengths), starts)
+        decisions = filled(
+            DECISIONS,
+            operations.num_rows,
+            outcome=np.where(is_completed, COMPLETED, EXPIRED).astype(object),
+            operation_id=operations.column("operation_id"),
+            decided_at=decided_at,
+            satisfied_keys=satisfied,
         )
-        is_new = is_new[codes] & have_distinct_keys(rows)
-        if is_new.all():
-            return rows, None
-        return rows.filter(pa.array(is_new)) if is_new.any() else None, rows.filter(
-            pa.array(~is_new)
+        self._add(where(decisions, is_decided))
+        completed = int(is_completed.sum())
+        self.counts.completed += completed
+        self.counts.expired += int(is_decided.sum()) - completed
+        left = operations.set_column(
+            operations.schema.get_field_index("satisfied"),
+            OPERATIONS.field("satisfied"),
+            pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(holds)),
         )
+        return where(left, ~is_decided)
 
-    def _add(self, batch: BatchDecisions, now: int) -> None:
-        """Adds the decisions on a batch, and enqueues the operations that keep waiting."""
-        self.counts.completed += batch.completed
-        self.counts.expired += batch.expired
-        if batch.decisions.num_rows:
-            self._batches.append(batch.decisions)
-        ended = batch.operations.take(pa.array(batch.ended))
-        ids, deadlines = (ended.column(name).to_pylist() for name in ("operation_id", "deadline"))
-        for operation_id, deadline in zip(ids, deadlines, strict=True):
-            self.operations[operation_id] = Pending(deadline)
-            self.event_queue.add_deadline((deadline, operation_id), now)
-        waiting = batch.operations.take(pa.array(batch.waiting))
-        for operation, index in zip(operations_of(waiting), batch.waiting.tolist(), strict=True):
-            operation_id, requirements, mode, _, deadline, *_ = operation
-            are_satisfied = batch.is_satisfied[batch.starts[index] : batch.starts[index + 1]]
-            satisfied = set()
-            for (key, threshold), is_satisfied in zip(requirements, are_satisfied, strict=True):
-                if is_satisfied:
-                    satisfied.add(key)
-                else:
-                    self._queue(key).watch(operation_id, threshold)
-            self.operations[operation_id] = Pending(deadline, mode, requirements, satisfied)
-            self.event_queue.add_deadline((deadline, operation_id), now)
+    # -- between two calls
 
-    def _events(
-        self,
-        deadlines: Iterable[tuple[int, str]],
-        registrations: pa.RecordBatch | None,
-        history: ValueHistory | None,
-        now: int,
-    ) -> list[Event]:
-        """The events that are processed one by one, in order."""
-        events: list[Event] = [(at, DEADLINE, operation_id) for at, operation_id in deadlines]
-        if registrations is not None:
-            for at, operation in zip(
-                registrations.column("at").to_pylist(), operations_of(registrations), strict=True
-            ):
-                # Without the origin if it is None, so that the tuples can be compared.
-                events.append(
-                    (at, REGISTRATION, operation[:-1] if operation.origin else operation[:-2])
-                )
-                if operation.deadline <= now:
-                    events.append((operation.deadline, DEADLINE, operation.operation_id))
-                else:
-                    self.event_queue.add_deadline((operation.deadline, operation.operation_id), now)
-        if history is not None:
-            indexes, thresholds = self._thresholds(registrations, history)
-            keys = history.keys.to_pylist()
-            events += [
-                (at, SIGNAL, keys[key], value)
-                for key, at, value in history.decisive_signals(indexes, thresholds)
-            ]
-        events.sort()
-        return events
+    def take(self) -> list[pa.RecordBatch]:
+        """Takes out the decisions since the last call: batches of `DECISIONS`, none of them
+        empty."""
+        taken, self._decisions = self._decisions, []
+        return taken
 
-    def _thresholds(
-        self, registrations: pa.RecordBatch | None, history: ValueHistory
-    ) -> tuple[Int64Array, Int64Array]:
-        """The thresholds of waiting and new operations, and the indexes of their keys in
-        `history`."""
-        keys: list[int] = []
-        lengths: list[int] = []
-        awaited: list[int] = []
-        for index, key in enumerate(history.keys.to_pylist()):
-            if (queue := self.queues.get(key)) is not None:
-                keys.append(index)
-                lengths.append(len(queue.by_threshold))
-                awaited += queue.by_threshold
-        indexes, thresholds = (
-            np.repeat(np.array(keys, np.int64), lengths),
-            np.array(awaited, np.int64),
-        )
-        if registrations is not None:
-            indexes = np.append(
-                indexes, history.key_indexes(registrations.column("keys").flatten())
-            )
-            thresholds = np.append(
-                thresholds, registrations.column("thresholds").flatten().to_numpy()
-            )
-        return indexes, thresholds
+    def save(self) -> dict[str, Any]:
+        """Writes what has changed to the stores; returns the index of them, for JSON."""
+        chunks = (self._signals, self._operations, self._waiting)
+        pages = (self._ids, self._values)
+        for part in (*chunks, *pages):
+            part.save()
+        entries = [*(list(part.firsts.items()) for part in chunks), *(part.size for part in pages)]
+        return dict(zip(KINDS, entries, strict=True)) | {"now": self._now}
 
-    def _decide(self, events: list[Event], history: ValueHistory | None) -> None:
-        """Processes events in order, and completes operations after all signals and registrations
-        of an instant."""
-        changed: dict[str, None] = {}
-        for at, instant in groupby(events, _at):
-            deadlines = []
-            for event in instant:
-                if event[1] == SIGNAL:
-                    self._reach(event[2], event[3], changed)
-                elif event[1] == REGISTRATION:
-                    self._watch(Operation(*event[2]), at, history, changed)
-                else:
-                    deadlines.append(event[2])
-            for operation_id in changed:
-                self._complete(operation_id, at)
-            changed.clear()
-            for operation_id in deadlines:
-                self._expire(operation_id, at)
-
-    def _queue(self, key: str) -> StreamQueue:
-        """The queue of a key, which is about to change."""
-        queue = self.queues[key] = self.queues.get(key) or StreamQueue(key)
-        return queue
-
-    def _reach(self, key: str, value: int, changed: dict[str, None]) -> None:
-        queue = self._queue(key)
-        if self._forget_after is not None:
-            # Its value may be from an earlier life. All its waiters wait for a signal from now on.
-            queue.value = UNKNOWN
-        for operation_id in queue.reach(value):
-            operation = self.operations.get(operation_id)
-            assert operation is not None
-            operation.satisfied.add(key)
-            self.operations[operation_id] = operation
-            changed[operation_id] = None
-
-    def _watch(
-        self,
-        operation: Operation,
-        at: int,
-        history: ValueHistory | None,
-        changed: dict[str, None],
-    ) -> None:
-        operation_id = operation.operation_id
-        if self.operations.get(operation_id) is not None:
-            self._refuse(operation, "it is a copy: the operation of this id was registered before")
-            return
-        pending = Pending(operation.deadline, operation.mode, operation.requirements)
-        for key, threshold in operation.requirements:
-            if isinstance(history, ForgetfulHistory):
-                value = history.value_at(key, at)
-            else:
-                value = None if (queue := self.queues.get(key)) is None else queue.known
-            if value is not None and threshold <= value:
-                pending.satisfied.add(key)
-            else:
-                self._queue(key).watch(operation_id, threshold)
-        self.operations[operation_id] = pending
-        changed[operation_id] = None
-
-    def _complete(self, operation_id: str, at: int) -> None:
-        operation = self.operations.get(operation_id)
-        assert operation is not None
-        if not operation.has_ended and operation.is_complete():
-            self.counts.completed += 1
-            self._end(COMPLETED, operation_id, operation, at)
-            self.operations[operation_id] = Pending(operation.deadline)
-
-    def _expire(self, operation_id: str, at: int) -> None:
-        operation = self.operations.get(operation_id)
-        if operation is None or operation.deadline != at:
-            return  # it is the deadline of a copy
-        if not operation.has_ended:
-            self.counts.expired += 1
-            self._end(EXPIRED, operation_id, operation, at)
-        del self.operations[operation_id]
-
-    def _end(self, outcome: str, operation_id: str, operation: Pending, at: int) -> None:
-        satisfied = [key for key, _ in operation.requirements if key in operation.satisfied]
-        for key, _ in operation.requirements:
-            if key not in operation.satisfied:
-                self._unwatch(key, operation_id)
-        self._decisions.append(Decision(outcome, operation_id, at, satisfied))
-
-    def _unwatch(self, key: str, operation_id: str) -> None:
-        queue = self.queues.get(key)
-        assert queue is not None
-        queue.unwatch(operation_id)
-        self._store(queue)
-
-    def _store(self, queue: StreamQueue) -> None:
-        """Stores a queue that has changed, or deletes it if nothing is in it."""
-        if queue.value is UNKNOWN and queue.last_at is None and not queue.waiters:
-            del self.queues[queue.key]
-        else:
-            self.queues[queue.key] = queue
+    def next_at(self) -> int | None:
+        """When something is to be decided next at the latest; None if nothing waits. Call `save`
+        before."""
+        operations = [
+            at for at in (self._operations.next_at(), self._waiting.next_at()) if at is not None
+        ]
+        signals = [self._signals.next_at()] if operations else []
+        return min((at for at in (*operations, *signals) if at is not None), default=None)
 
 
-def _are_valid(operations: pa.RecordBatch, now: int) -> Any:
-    """For each row, whether it is certain to have no `refusal`."""
-    valid = _have_all(operations, ("operation_id", "registered_at", "deadline"))
-    valid &= pc.is_in(operations.column("mode"), value_set=pa.array(MODES)).to_numpy(
-        zero_copy_only=False
-    )
-    valid &= operations.column("keys").value_lengths().fill_null(0).to_numpy() > 0
-    if any(operations.column(name).flatten().null_count for name in ("keys", "thresholds")):
-        valid &= [all(None not in pair for pair in pairs) for pairs in pairs_of(operations)]
+def _refusals(operations: pa.RecordBatch, now: int) -> Any:
+    """For each operation why it cannot be decided on when the watermark is at `now`; None if it
+    can."""
+    reasons = np.full(operations.num_rows, None, object)
     registered_at, deadline = (
         operations.column(name).fill_null(0).to_numpy() for name in ("registered_at", "deadline")
     )
-    return valid & (deadline >= registered_at) & (deadline > now)
+    keys = operations.column("keys")
+    reasons[deadline <= now] = "its deadline is not after the watermark"
+    reasons[deadline < registered_at] = "its deadline is before its registration"
+    if any(operations.column(name).flatten().null_count for name in ("keys", "thresholds")):
+        pairs = operations.select(["keys", "thresholds"]).to_pylist()
+        lacks = [None in (*(each["keys"] or ()), *(each["thresholds"] or ())) for each in pairs]
+        reasons[lacks] = "a requirement lacks its key or its threshold"
+    reasons[keys.value_lengths().fill_null(0).to_numpy() == 0] = "it requires nothing"
+    modes = operations.column("mode").to_pylist()
+    for place, mode in enumerate(modes):
+        if mode not in MODES:
+            reasons[place] = f"its mode is {mode!r}, and neither 'all' nor 'any'"
+    reasons[_lacks(operations, ("operation_id", "registered_at", "deadline"))] = (
+        "it lacks an id, an instant of registration or a deadline, or one is not between the "
+        "years 1 and 9999"
+    )
+    _set_problems(reasons, operations)
+    return reasons
 
 
-def _have_all(rows: pa.RecordBatch, names: Iterable[str]) -> Any:
-    """For each row, whether it has these values and no `problem`."""
-    has_all = np.ones(rows.num_rows, bool)
+def _lacks(rows: pa.RecordBatch, names: tuple[str, ...]) -> Any:
+    """For each row, whether one of these columns is null."""
+    lacks = np.zeros(rows.num_rows, bool)
     for name in names:
-        if rows.column(name).null_count:
-            has_all &= rows.column(name).is_valid().to_numpy(zero_copy_only=False)
-    if "problem" in rows.schema.names:
-        has_all &= rows.column("problem").is_null().to_numpy(zero_copy_only=False)
-    return has_all
+        lacks |= rows.column(name).is_null().to_numpy(zero_copy_only=False)
+    return lacks
+
+
+def _set_problems(reasons: Any, rows: pa.RecordBatch) -> Any:
+    """Replaces the reasons of rows that could not be read; returns which these are."""
+    problems = rows.column("problem")
+    could_not = problems.is_valid().to_numpy(zero_copy_only=False)
+    reasons[could_not] = problems.drop_null().to_pylist()
+    return could_not
+
+
+def _with_distinct_keys(operations: pa.RecordBatch) -> pa.RecordBatch:
+    """Operations with each key once. Of several thresholds of a key the highest counts for `all`,
+    the lowest for `any`."""
+    if not operations.num_rows:
+        return operations
+    lists = operations.column("keys")
+    codes = lists.flatten().dictionary_encode().indices.to_numpy().astype(np.int64)
+    owners = np.repeat(np.arange(operations.num_rows), lists.value_lengths().to_numpy())
+    if len(np.unique(owners * (codes.max() + 1) + codes)) == len(codes):
+        return operations
+    columns = {name: operations.column(name) for name in operations.schema.names}
+    rows = operations.select(["mode", "keys", "thresholds"]).to_pylist()
+    keys, thresholds = [], []
+    for row in rows:
+        decides = min if row["mode"] == "any" else max
+        required: dict[str, int] = {}
+        for key, threshold in zip(row["keys"], row["thresholds"], strict=True):
+            required[key] = decides(required.get(key, threshold), threshold)
+        keys.append(list(required))
+        thresholds.append(list(required.values()))
+    columns |= {"keys": keys, "thresholds": thresholds}
+    return filled(operations.schema, operations.num_rows, **columns)

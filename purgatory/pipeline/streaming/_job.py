@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, IntegralType, LongType, StructField, StructType
 
 from purgatory.metrics import StreamMeter
+from purgatory.pipeline._files import first_line
 from purgatory.pipeline._session import literal
 from purgatory.pipeline.streaming._checkpoint import (
     EPOCH,
@@ -26,7 +28,6 @@ from purgatory.pipeline.streaming._checkpoint import (
     reconcile,
 )
 from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter, update_time
-from purgatory.pipeline.streaming._folders import types_of
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, outcomes
 from purgatory.pipeline.streaming._ticks import (
     IDLE,
@@ -96,14 +97,15 @@ class Job:
             )
         check_shards(spark, options.checkpoint, options.shards)
         check_out(options.out, options.checkpoint, spark)
-        operations = self._read("operations", options.operations, OPERATIONS)
-        signals = self._read("signals", options.signals, SIGNALS)
+        operations = self._read(options.operations, OPERATIONS)
+        signals = self._read(options.signals, SIGNALS)
         decided = outcomes(
             operations,
             signals,
             shards=options.shards,
             delay=options.delay,
             forget_after=options.forget_after,
+            at_once=options.at_once,
             ticks=read_ticks(spark, options.checkpoint),
         )
         self._decide(decided)
@@ -138,12 +140,12 @@ class Job:
         except ValueError:
             return EMPTY  # it was asked to stop before the first batch was committed
 
-    def _read(self, kind: str, where: str, schema: StructType) -> DataFrame:
+    def _read(self, where: str, schema: StructType) -> DataFrame:
         options = self.options
         if options.format == "kafka":
-            return self._kafka().read(self.spark, where, kind, schema)
+            return self._kafka().read(self.spark, where, schema)
         if options.format == "parquet":
-            schema = types_of(self.spark, where, kind, schema)
+            schema = _types_of(self.spark, where, schema)
         elif literal(where) != where:
             # A stream of an escaped name starts without any file; this fails if the folder does not
             # exist.
@@ -166,7 +168,6 @@ class Job:
             raise ValueError("topics need --bootstrap-servers")
         return Kafka(
             options.bootstrap_servers,
-            options.values,
             options.records_per_batch,
             dict(options.kafka_option),
         )
@@ -269,6 +270,28 @@ class Job:
             cost = time.time() - began
             self._count_again_at = began + max(COUNT_INTERVAL, 20 * cost)
         update_time(self.meter, timekeeper, self._overdue)
+
+
+def _types_of(spark: SparkSession, folder: str, schema: StructType) -> StructType:
+    """The columns of `schema` with their types in the present Parquet files of a folder, integers
+    as the widest. Spark takes them from one file; another type in another file ends the query."""
+    try:
+        found = spark.read.parquet(literal(folder)).schema
+    except AnalysisException as error:
+        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
+            return schema  # there is no file yet
+        raise
+    except Py4JJavaError as error:
+        reason = first_line(Exception(error.java_exception.getMessage()))
+        raise ValueError(f"cannot read {folder}: {reason}") from error
+    return StructType([_widest(each) for each in found if each.name in schema.names])
+
+
+def _widest(field: StructField) -> StructField:
+    kind = field.dataType
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
+        kind = ArrayType(StructType([_widest(each) for each in kind.elementType]))
+    return StructField(field.name, LongType() if isinstance(kind, IntegralType) else kind)
 
 
 def _await_batch(query: StreamingQuery) -> None:

@@ -1,8 +1,9 @@
 """The query: from streams of operations and signals to a stream of outcomes."""
 
+from functools import partial
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -18,17 +19,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from purgatory.pipeline.streaming._packing import (
+from purgatory.pipeline.streaming._processor import ShardProcessor, send_code_to_workers
+from purgatory.pipeline.streaming._rows import (
     COUNTS,
     OUTPUT,
     PACKED,
     PACKED_OUTPUT,
-    PACKED_SIGNALS,
-    pack_operations,
-    pack_signals,
-    unpack_decisions,
+    RECEIVED_OPERATIONS,
+    RECEIVED_SIGNALS,
+    pack,
+    unpack,
 )
-from purgatory.pipeline.streaming._processor import ShardProcessor, send_code_to_workers
 from purgatory.pipeline.streaming._timekeeper import INPUTS, OBSERVED_DUE, OBSERVED_INPUTS
 
 OPERATIONS: Final = StructType(
@@ -93,9 +94,10 @@ END_OF_TIME: Final = 253_402_300_800_000_000
 instant."""
 YEAR_1: Final = -62_135_596_800_000_000
 """The start of the year 1, in microseconds since 1970."""
+BITS_32: Final = 2**32 - 1
 WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
 """With `max` the input that is ahead moves event time, and the other input's rows become late."""
-TOPIC_COLUMNS: Final = (*ORIGIN.names, "problem")
+TOPIC_COLUMNS: Final = StructType([*ORIGIN, StructField("problem", StringType())])
 
 
 def outcomes(
@@ -105,6 +107,7 @@ def outcomes(
     shards: int = 4,
     delay: float = 10.0,
     forget_after: float | None = None,
+    at_once: bool = False,
     ticks: DataFrame | None = None,
 ) -> DataFrame:
     """Decides on `operations`: in the end each has one outcome.
@@ -127,6 +130,9 @@ def outcomes(
             that is behind counts. Outcomes wait for the watermark.
         forget_after: how long the value of a key counts after its last signal, in seconds of event
             time, a microsecond or more; None for ever. Afterwards the key is forgotten.
+        at_once: whether an operation completes as soon as its signals are read, in the order of
+            arrival, and not when the watermark has passed them. That is never taken back, even if
+            earlier signals come later. Operations still expire with the watermark.
         ticks: a stream of `TICKS`, or none. See `read_ticks`.
 
     Returns:
@@ -151,28 +157,31 @@ def outcomes(
         raise ValueError(f"forget_after must be a positive number of seconds, got {forget_after!r}")
     forget_micros = None if forget_after is None else round(forget_after * 1_000_000)
     send_code_to_workers()
-    waits = _events(INPUTS[0], _columns(INPUTS[0], operations, OPERATIONS), "registered_at")
-    events = _events(INPUTS[1], _columns(INPUTS[1], signals, SIGNALS), "at")
     if ticks is not None:
         if "input" not in ticks.columns:
             ticks = ticks.withColumn("input", F.lit(None).cast("string"))
-        times = _columns("ticks", ticks, TICKS).withColumnRenamed("at", "event_time")
-        waits, events = _with_ticks(waits, times, INPUTS[0]), _with_ticks(events, times, INPUTS[1])
-    labels = _shard_labels(operations.sparkSession, shards)
+        ticks = _columns("ticks", ticks, TICKS).withColumnRenamed("at", "event_time")
     watermark = f"{round(delay * 1000)} milliseconds"
-    rows = _operation_rows(waits.withWatermark("event_time", watermark), labels).unionByName(
-        _signal_rows(events.withWatermark("event_time", watermark), labels)
+    waits, events = (
+        _with_event_time(name, _columns(name, stream, schema), instant, ticks).withWatermark(
+            "event_time", watermark
+        )
+        for name, stream, schema, instant in (
+            (INPUTS[0], operations, OPERATIONS, "registered_at"),
+            (INPUTS[1], signals, SIGNALS, "at"),
+        )
     )
-    owners = rows.select("shard", "are_signals", "events").groupBy("shard")
-    decided = owners.transformWithState(
-        ShardProcessor(shards, forget_micros), PACKED_OUTPUT, "append", "eventTime"
+    labels = _shard_labels(shards)
+    owners = _operation_rows(waits, labels).unionByName(_signal_rows(events, labels))
+    decided = owners.groupBy("shard").transformWithState(
+        ShardProcessor(shards, forget_micros, at_once), PACKED_OUTPUT, "append", "eventTime"
     )
     next_due = (
         F.max(F.when(F.col("shard") == label, F.col("due"))).alias(f"{OBSERVED_DUE}{label}")
         for label in labels
     )
     decided = decided.observe(OBSERVATION, *(F.sum(name).alias(name) for name in COUNTS), *next_due)
-    return decided.mapInArrow(unpack_decisions, OUTPUT).select(
+    return decided.mapInArrow(unpack, OUTPUT).select(
         "outcome",
         "operation_id",
         F.timestamp_micros("decided_at").alias("decided_at"),
@@ -208,7 +217,11 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
             micros = F.unix_micros(column)
             column = F.when((micros >= YEAR_1) & (micros < END_OF_TIME), column)
         columns.append(column.alias(field.name))
-    return stream.select(*columns, *_topic_columns(stream))
+    is_of_topic = set(TOPIC_COLUMNS.names) <= set(stream.columns)
+    for field in TOPIC_COLUMNS:
+        column = F.col(field.name) if is_of_topic else F.lit(None)
+        columns.append(column.cast(field.dataType).alias(field.name))
+    return stream.select(*columns)
 
 
 def _cast(column: Column, expected: DataType) -> Column:
@@ -240,74 +253,65 @@ def _is_lossless(found: DataType, expected: DataType) -> bool:
     return isinstance(found, TimestampType | TimestampNTZType)
 
 
-def _events(name: str, stream: DataFrame, instant: str) -> DataFrame:
-    """Adds the event time of each row. A row that could not be read does not move the watermark."""
-    event_time = (
-        F.when(F.col("problem").isNull(), F.col(instant))
-        if _topic_columns(stream)
-        else F.col(instant)
-    )
-    events = stream.withColumns({"event_time": event_time, "is_tick": F.lit(False)})
-    return events.observe(
+def _with_event_time(
+    name: str, stream: DataFrame, instant: str, ticks: DataFrame | None
+) -> DataFrame:
+    """Adds the event time of each row, and the ticks of an input. A row that could not be read does
+    not move the watermark."""
+    event_time = F.when(F.col("problem").isNull(), F.col(instant))
+    events = stream.withColumns({"event_time": event_time, "is_tick": F.lit(False)}).observe(
         OBSERVED_INPUTS[name],
         F.count(F.lit(1)).alias("rows"),
         F.max(F.unix_millis("event_time")).alias("newest"),
     )
-
-
-def _with_ticks(events: DataFrame, ticks: DataFrame, name: str) -> DataFrame:
+    if ticks is None:
+        return events
     # Filtered here, since above the watermark Spark would push the filter below it.
-    mine = ticks.where(F.coalesce(F.col("input"), F.lit(name)) == name).select(
-        "event_time", F.lit(True).alias("is_tick")
-    )
+    mine = ticks.where(F.coalesce(F.col("input"), F.lit(name)) == name)
+    mine = mine.select("event_time", F.lit(True).alias("is_tick"))
     return events.unionByName(mine, allowMissingColumns=True)
 
 
-def _shard_labels(spark: SparkSession, shards: int) -> list[int]:
+def _shard_labels(shards: int) -> list[int]:
     """The names of the shards: numbers that Spark hashes into different partitions, if there are as
     many partitions as shards."""
-    numbers = spark.range(32 * shards + 32).select(F.col("id").cast("int").alias("label"))
-    partition = F.pmod(F.hash("label"), F.lit(shards))
-    chosen = (
-        numbers.groupBy(partition.alias("partition"))
-        .agg(F.min("label").alias("label"))
-        .orderBy("partition")
-        .collect()
-    )
-    return [row.label for row in chosen]
+    labels: dict[int, int] = {}
+    for label in range(32 * shards + 32):
+        labels.setdefault(spark_hash(label) % shards, label)
+    return [labels[partition] for partition in sorted(labels)]
+
+
+def spark_hash(number: int) -> int:
+    """Spark's `hash` of an int: Murmur3 with the seed 42. A job of Spark for it costs seconds at
+    the start of a stream."""
+    mixed = number * 0xCC9E2D51 & BITS_32
+    mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & BITS_32
+    mixed ^= 42
+    mixed = ((mixed << 13 | mixed >> 19) & BITS_32) * 5 + 0xE6546B64 & BITS_32
+    mixed ^= 4  # the length
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & BITS_32
+    mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 & BITS_32
+    mixed ^= mixed >> 16
+    return mixed - (mixed >> 31 << 32)
 
 
 def _operation_rows(operations: DataFrame, labels: list[int]) -> DataFrame:
-    rows = operations.select(
-        "is_tick",
-        _owner("operation_id", labels).alias("shard"),
-        "operation_id",
-        F.col("requirements.key").alias("keys"),
-        F.col("requirements.threshold").alias("thresholds"),
-        "mode",
-        F.unix_micros("registered_at").alias("registered_at"),
-        F.unix_micros("deadline").alias("deadline"),
-        *_topic_columns(operations),
-    )
-    return rows.mapInArrow(pack_operations, PACKED)
+    columns = {
+        "keys": F.col("requirements.key"),
+        "thresholds": F.col("requirements.threshold"),
+        "registered_at": F.unix_micros("registered_at"),
+        "deadline": F.unix_micros("deadline"),
+        "shard": _owner("operation_id", labels),
+    }
+    rows = operations.withColumns(columns).select("is_tick", "shard", *RECEIVED_OPERATIONS.names)
+    return rows.mapInArrow(partial(pack, are_signals=False), PACKED)
 
 
 def _signal_rows(signals: DataFrame, labels: list[int]) -> DataFrame:
-    columns = (
-        "key",
-        "value",
-        F.unix_micros("at").alias("at"),
-        _owner("key", labels).alias("reporter"),
-        *_topic_columns(signals),
-    )
-    rows = signals.select("is_tick", *columns)
-    return rows.mapInArrow(pack_signals, PACKED_SIGNALS).select(
-        "*", F.explode(F.lit(labels)).alias("shard")
-    )
-
-
-def _topic_columns(stream: DataFrame) -> tuple[str, ...]:
-    return TOPIC_COLUMNS if set(TOPIC_COLUMNS) <= set(stream.columns) else ()
+    columns = {"at": F.unix_micros("at"), "reporter": _owner("key", labels)}
+    rows = signals.withColumns(columns).select("is_tick", *RECEIVED_SIGNALS.names)
+    packed = rows.mapInArrow(partial(pack, are_signals=True), PACKED)
+    return packed.withColumn("shard", F.explode(F.lit(labels)))
 
 
 def _owner(column: str, labels: list[int]) -> Column:

@@ -10,11 +10,15 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import uuid4
 
-from pyspark.errors import AnalysisException
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.utils import is_remote
 
+from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline._session import literal
 from purgatory.pipeline.streaming._checkpoint import EPOCH, due_of_shards
 from purgatory.pipeline.streaming._outcomes import TICKS
@@ -38,10 +42,7 @@ def read_ticks(spark: SparkSession, checkpoint: str) -> DataFrame:
         checkpoint: of the query. The ticks are in its folder `ticks`, which is created.
     """
     folder = folder_of(checkpoint)
-    try:
-        spark.read.schema(TICKS).parquet(literal(folder)).columns  # noqa: B018  # Spark Connect looks only then
-    except AnalysisException:
-        write_ticks(spark, folder)
+    _write(spark, folder, [])
     reader = spark.readStream.schema(TICKS).option("cleanSource", "delete")
     return reader.parquet(literal(folder))
 
@@ -62,8 +63,23 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
 
 
 def _write(spark: SparkSession, folder: str, rows: Sequence[tuple[datetime, str | None]]) -> None:
-    # In one file, which is in one batch.
-    spark.createDataFrame(rows, TICKS).coalesce(1).write.mode("append").parquet(folder)
+    if is_remote():  # in one file, which is in one batch
+        spark.createDataFrame(rows, TICKS).coalesce(1).write.mode("append").parquet(folder)
+        return
+    # Spark would start a job, which costs seconds at the start of a stream.
+    storage = Hadoop(spark)
+    storage.make(folder)
+    if rows:
+        at, inputs = zip(*rows, strict=True)
+        file = pa.BufferOutputStream()
+        columns = {
+            "at": pa.array(at, pa.timestamp("us", "UTC")),
+            "input": pa.array(inputs, pa.string()),
+        }
+        pq.write_table(pa.table(columns), file)
+        name = f"{uuid4()}.parquet"
+        storage.write(f"{folder}/.{name}", file.getvalue().to_pybytes())
+        storage.move(f"{folder}/.{name}", f"{folder}/{name}")
 
 
 class Ticker:

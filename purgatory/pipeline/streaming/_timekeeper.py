@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
+from purgatory.pipeline.streaming._rows import NOTHING_DUE
+
 INPUTS: Final = ("operations", "signals")
 OBSERVED_INPUTS: Final = {name: f"purgatory_{name}" for name in INPUTS}
 """The names of the observed metrics of each input: `rows` and `newest`, in milliseconds."""
@@ -30,8 +32,6 @@ OBSERVED_DUE: Final = "due_"
 """The prefix of the observed metrics with the next instant at which a shard has to decide."""
 TICK_INTERVAL: Final = 1000
 """Milliseconds between two ticks, at least: each is a file."""
-NOTHING_DUE: Final = 2**63 - 1
-"""In place of an instant."""
 
 
 @dataclass(slots=True)

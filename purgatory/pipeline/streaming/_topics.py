@@ -10,7 +10,6 @@ topic may have duplicates: the same record under the same key.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -20,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
 
-from purgatory.pipeline.streaming._messages import PROBLEM, decode_batches
 from purgatory.pipeline.streaming._outcomes import ORIGIN, OUTCOMES
 
 BROKEN: Final = "_broken"
@@ -34,7 +32,6 @@ class Kafka:
 
     Args:
         servers: `host:port`, or several with commas between them.
-        values: `json` or `binary`, which is what `_messages` describes.
         per_batch: how many records of a topic are read in a batch at most; by default all that are
             there.
         options: options of Spark's Kafka source and sink; names with the prefix `kafka.` are for
@@ -42,16 +39,12 @@ class Kafka:
     """
 
     servers: str
-    values: str = "json"
     per_batch: int | None = None
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, spark: SparkSession, topic: str, kind: str, schema: StructType) -> DataFrame:
+    def read(self, spark: SparkSession, topic: str, schema: StructType) -> DataFrame:
         """A stream of the records of `topic`, from the earliest: the columns of `schema`, `ORIGIN`
         and `problem`.
-
-        Args:
-            kind: `operations` or `signals`.
 
         Raises:
             ValueError: this Spark has no connector, there is no such topic, or Kafka does not
@@ -64,12 +57,7 @@ class Kafka:
         reader = reader.option("startingOffsets", self.options.get("startingOffsets", "earliest"))
         if self.per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.per_batch)
-        records = reader.load().select("value", *ORIGIN.names)
-        return (
-            _parse_json(records, schema)
-            if self.values == "json"
-            else _parse_binary(records, kind, schema)
-        )
+        return _parse(reader.load().select("value", *ORIGIN.names), schema)
 
     def _check_topic(self, spark: SparkSession, topic: str) -> None:
         """Reads one record at most, since a query that fails later ends with a stack trace of
@@ -112,7 +100,7 @@ class Kafka:
         return {"kafka.bootstrap.servers": self.servers, **self.options}
 
 
-def _parse_json(records: DataFrame, schema: StructType) -> DataFrame:
+def _parse(records: DataFrame, schema: StructType) -> DataFrame:
     wanted = StructType([*schema, StructField(BROKEN, StringType())])
     row = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": BROKEN})
     parsed = records.select(
@@ -120,14 +108,9 @@ def _parse_json(records: DataFrame, schema: StructType) -> DataFrame:
     )
     columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
     problem = _problem(f"it is not JSON with {columns}")
-    return parsed.select("row.*", *ORIGIN.names, problem.alias(PROBLEM)).drop(BROKEN)
+    return parsed.select("row.*", *ORIGIN.names, problem.alias("problem")).drop(BROKEN)
 
 
 def _problem(unreadable: str) -> Column:
     broken = F.col("row").isNull() | F.col(f"row.{BROKEN}").isNotNull()
     return F.when(F.col("is_empty"), F.lit("it has no value")).when(broken, F.lit(unreadable))
-
-
-def _parse_binary(records: DataFrame, kind: str, schema: StructType) -> DataFrame:
-    made = StructType([*schema, *ORIGIN, StructField(PROBLEM, StringType())])
-    return records.mapInArrow(partial(decode_batches, kind=kind), made)

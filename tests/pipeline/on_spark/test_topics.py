@@ -57,13 +57,13 @@ def where(rows: list[Any]) -> list[tuple[Any, ...]]:
 def test_killed_stream_has_each_outcome_in_files_once(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
-    address, values = kafka.address, "json"
+    address = kafka.address
     made = traffic(200, 600, seconds=90, keys=20)
     make_topics(address, 2, "operations", "signals", "outcomes")
     (tombstone,) = send(address, "operations", [(1, None)])
     (garbage,) = send(address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
-    send_traffic(address, made, values, partitions=2)
-    more = ("--values", values, "--delay", "6", "--records-per-batch", "300", "--available-now")
+    send_traffic(address, made, partitions=2)
+    more = ("--delay", "6", "--records-per-batch", "300", "--available-now")
     with streaming(tmp_path, address, *more) as job:
         assert "batch 0" in line_with(job, "batch")
         os.killpg(job.pid, signal.SIGKILL)
@@ -94,22 +94,20 @@ def test_stream_outlives_broker_restart_and_reads_added_partitions(
     send(
         kafka.address,
         "operations",
-        [(0, operation("binary", "first", [("x", 1)], "all", at(1), at(500)))],
+        [(0, operation("first", [("x", 1)], "all", at(1), at(500)))],
     )
     send(
         kafka.address,
         "signals",
-        [(0, happening("binary", "x", 1, at(5))), (0, happening("binary", "z", 1, at(60)))],
+        [(0, happening("x", 1, at(5))), (0, happening("z", 1, at(60)))],
     )
     # Both streams have to move for the watermark to move.
     send(
         kafka.address,
         "operations",
-        [(0, operation("binary", "second", [("y", 1)], "all", at(61), at(62)))],
+        [(0, operation("second", [("y", 1)], "all", at(61), at(62)))],
     )
-    with streaming(
-        tmp_path, kafka.address, "--values", "binary", "--delay", "1", "--verbose"
-    ) as job:
+    with streaming(tmp_path, kafka.address, "--delay", "1", "--verbose") as job:
         until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
         kafka.stop()
         until(lambda: job.poll() is not None or CANNOT_CONNECT in (tmp_path / "log").read_text())
@@ -118,17 +116,17 @@ def test_stream_outlives_broker_restart_and_reads_added_partitions(
         send(
             kafka.address,
             "operations",
-            [(2, operation("binary", "third", [("y", 2)], "all", at(70), at(300)))],
+            [(2, operation("third", [("y", 2)], "all", at(70), at(300)))],
         )
         send(
             kafka.address,
             "signals",
-            [(1, happening("binary", "y", 2, at(90))), (2, happening("binary", "z", 2, at(120)))],
+            [(1, happening("y", 2, at(90))), (2, happening("z", 2, at(120)))],
         )
         send(
             kafka.address,
             "operations",
-            [(1, operation("binary", "fourth", [("y", 3)], "all", at(121), at(300)))],
+            [(1, operation("fourth", [("y", 3)], "all", at(121), at(300)))],
         )
         until(lambda: job.poll() is not None or len(in_topic(kafka)) == 3)
         job.terminate()
@@ -149,8 +147,8 @@ def test_topic_with_lag_holds_time_back(
 ) -> None:
     made = traffic(200, 600, seconds=600, keys=20)  # of last year
     make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send_traffic(kafka.address, made, "binary", partitions=1)
-    more = ("--values", "binary", "--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
+    send_traffic(kafka.address, made, partitions=1)
+    more = ("--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
     with streaming(tmp_path, kafka.address, *more) as job:
         until(lambda: job.poll() is not None or len(known(tmp_path)) == len(made.operations))
         job.terminate()
