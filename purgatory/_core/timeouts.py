@@ -26,13 +26,11 @@ from two loops.
 import sys
 from asyncio import (
     CancelledError,
-    Future,
     Handle,
     Task,
     current_task,
     ensure_future,
     get_running_loop,
-    iscoroutine,
     wait,
 )
 from collections.abc import Awaitable
@@ -61,11 +59,7 @@ class TimeoutState(Enum):
     EXITED = "finished"
 
 
-CREATED: Final = TimeoutState.CREATED
-ENTERED: Final = TimeoutState.ENTERED
-EXPIRING: Final = TimeoutState.EXPIRING
-EXPIRED: Final = TimeoutState.EXPIRED
-EXITED: Final = TimeoutState.EXITED
+CREATED, ENTERED, EXPIRING, EXPIRED, EXITED = TimeoutState
 
 WHEEL_ATTRIBUTE: Final = f"_purgatory_timeouts_{id(LoopTimingWheel)}"
 """The attribute of a loop that is its wheel. Another copy of the package, vendored or imported
@@ -110,19 +104,16 @@ class Timeout(TimerEntry):
     __slots__ = ("__weakref__", "_cancelling", "_handle", "_state", "_task", "_when")
 
     _cancelling: int
-    _handle: Handle | None
-    _state: TimeoutState
     _task: Task[Any]
     """Set only while it is entered: an exception of the task refers to the frame, which refers to
     the timeout, so this would make a cycle."""
-    _when: float | None
-    """The deadline, as it was given until it is entered."""
 
     def __init__(self, when: float | None) -> None:
         self._state = CREATED
         self._when = when
+        """The deadline, as it was given until it is entered."""
         self._timer_chunk = None
-        self._handle = None
+        self._handle: Handle | None = None
         """The callback that lets it expire in the next iteration, if the deadline has passed."""
 
     def when(self) -> float | None:
@@ -148,12 +139,8 @@ class Timeout(TimerEntry):
             if self._state is CREATED:
                 raise RuntimeError("Timeout has not been entered")
             raise RuntimeError(f"Cannot change state of {self._state.value} Timeout")
-        loop = running_loop()
-        if loop is not self._task.get_loop():
-            raise WrongLoop(
-                f"cannot reschedule {describe(self)} to {describe(when)}: its task is"
-                f" {describe(self._task)}, the running loop is {describe(loop)}"
-            )
+        if running_loop() is not self._task.get_loop():
+            raise WrongLoop(f"cannot reschedule {describe(self)}: its body runs on another loop")
         if when is None:
             self._unschedule()
             self._when = None
@@ -176,10 +163,7 @@ class Timeout(TimerEntry):
         if when is not None:
             if type(when) is not float:
                 self._when = when = seconds("when", when)
-            try:
-                loop_wheel = getattr(loop, WHEEL_ATTRIBUTE)
-            except AttributeError:
-                loop_wheel = running_wheel()
+            loop_wheel = running_wheel()
             now = loop_wheel.time()
             if when > now:
                 loop_wheel.wheel.add(self, when, now)
@@ -253,20 +237,14 @@ def _raise_timeout(error: BaseException) -> None:
     if isinstance(error, CancelledError):
         raise TimeoutError from error
     if sys.version_info >= (3, 13):
-        _explain(error)
-        if isinstance(error, ExceptionGroup):
-            for member in error.exceptions:
-                _explain(member)
-
-
-def _explain(error: BaseException) -> None:
-    while (context := error.__context__) is not None:
-        if isinstance(context, CancelledError):
-            explanation = TimeoutError()
-            explanation.__context__ = explanation.__cause__ = context
-            error.__context__ = explanation
-            break
-        error = context
+        members = error.exceptions if isinstance(error, ExceptionGroup) else ()
+        for each in (error, *members):
+            while each.__context__ is not None and not isinstance(each.__context__, CancelledError):
+                each = each.__context__  # noqa: PLW2901
+            if each.__context__ is not None:
+                explanation = TimeoutError()
+                explanation.__context__ = explanation.__cause__ = each.__context__
+                each.__context__ = explanation
 
 
 @compiled
@@ -287,11 +265,10 @@ def timeout(delay: float | None) -> Timeout:
     loop = get_running_loop()
     if delay is None:
         return Timeout(None)
-    now = loop.time()
     try:
-        return Timeout(now + delay)
+        return Timeout(loop.time() + delay)
     except (TypeError, OverflowError):
-        return Timeout(now + seconds("delay", delay))
+        return Timeout(loop.time() + seconds("delay", delay))
 
 
 def timeout_at(when: float | None) -> Timeout:
@@ -313,29 +290,21 @@ async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
     Raises:
         TimeoutError: the limit was reached, and the awaitable was cancelled.
         BaseException: an exception of the awaitable.
-        ValueError, TypeError: `timeout` is NaN, or no number; a coroutine is closed.
-        RuntimeError: called outside a task; a coroutine is closed.
+        ValueError, TypeError: `timeout` is NaN, or no number.
+        RuntimeError: called outside a task.
     """
-    limit = Timeout(None)
-    try:
-        if timeout is not None:
-            timeout = seconds("timeout", timeout)
-            if timeout <= 0.0:
-                return await _result_or_cancel(ensure_future(awaitable))
-            limit._when = get_running_loop().time() + timeout
-        async with limit:
-            return await awaitable
-    finally:
-        if limit._state is CREATED and iscoroutine(awaitable):
-            awaitable.close()  # it was not started; else Python would warn of it
-
-
-async def _result_or_cancel(future: Future[T]) -> T:
-    if not future.done():
-        future.cancel()
-        await wait((future,))
-        try:
-            return future.result()
-        except CancelledError as error:
-            raise TimeoutError from error
-    return future.result()
+    if timeout is not None:
+        timeout = seconds("timeout", timeout)
+        if timeout <= 0.0:
+            future = ensure_future(awaitable)
+            if future.done():
+                return future.result()
+            future.cancel()
+            await wait((future,))
+            try:
+                return future.result()
+            except CancelledError as error:
+                raise TimeoutError from error
+        timeout += get_running_loop().time()
+    async with Timeout(timeout):
+        return await awaitable

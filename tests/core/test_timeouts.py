@@ -299,19 +299,6 @@ def test_signatures_equal_those_of_asyncio() -> None:
     assert public == {name for name in dir(Timeout) if not name.startswith("_")}
 
 
-async def test_wait_for_outside_task_closes_coroutine() -> None:
-    answer = asyncio.get_running_loop().create_future()
-
-    def start(coroutine: Any) -> None:
-        try:
-            wait_for(coroutine, 30).send(None)
-        except RuntimeError as error:
-            answer.set_result(str(error))
-
-    asyncio.get_running_loop().call_soon(start, asyncio.sleep(0))
-    assert await answer == "Timeout should be used inside a task"
-
-
 @pytest.mark.parametrize("ahead", [None, 30.0, 0.0, 0.001])
 async def test_deadline_moved_to_past_expires_next_iteration(ahead: float | None) -> None:
     loop = asyncio.get_running_loop()
