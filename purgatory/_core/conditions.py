@@ -150,8 +150,12 @@ async def wait_for(
             condition._op_result = NO_RESULT  # a failure refers to frames that refer to it
         raise
     finally:
-        _discard(condition.returned)
-        del condition  # which would make a cycle with the traceback of its failure
+        unawaited = condition.returned
+        if isinstance(unawaited, (Coroutine, Generator)):
+            unawaited.close()
+        elif isfuture(unawaited):
+            unawaited.cancel()
+        del condition, unawaited  # which would make a cycle with the traceback of its failure
 
 
 def _give_back(
@@ -166,12 +170,7 @@ def _give_back(
         purgatory._report(f"give_back of {describe(condition)} raised", error)
     if running_loop() is purgatory._loop:  # else the coroutine is being closed, after its loop
         for key in condition.keys:
-            try:
-                purgatory.check_and_complete(key)
-            except Exception as error:
-                purgatory._report(
-                    f"cannot check {describe(key)}, as its value was given back", error
-                )
+            purgatory.check_and_complete(key)
 
 
 async def _until_true(
@@ -184,17 +183,16 @@ async def _until_true(
     limit = Timeout(None)
     over, ended = loop.create_future(), loop.create_future()
     purgatory._async_waits[over] = current_task()
+
+    def interrupt(_: object) -> None:  # a run in progress, as the deadline of a timeout would
+        if not over.done():
+            limit.reschedule(loop.time())
+
+    ended.add_done_callback(interrupt)
+    condition._op_owner = ended
     try:
         async with limit:
-
-            def interrupt(_: object) -> None:
-                if not over.done():
-                    limit.reschedule(loop.time())
-
-            ended.add_done_callback(interrupt)
-            if condition._op_state is PENDING:
-                condition._op_owner = ended
-            else:
+            if condition._op_state is not PENDING:
                 interrupt(None)
             while True:
                 value, condition.returned = condition.returned, None
@@ -222,22 +220,13 @@ async def _until_true(
 
 def _end_error(condition: Condition[Any], timeout: float | None) -> BaseException:
     """Why a wait has ended without a value."""
-    failure = condition._op_result
-    if type(failure) is Failure:
+    if type(failure := condition._op_result) is Failure:
         return failure.exception.with_traceback(failure.traceback)
     if condition.state is CANCELLED:
         return OperationCancelled(f"{describe(condition)} was cancelled")
     return OperationTimeout(
         f"the condition on {describe(condition.keys)} did not hold within {timeout} s"
     )
-
-
-def _discard(awaitable: object) -> None:
-    """Closes or cancels the result of a predicate that will not be awaited."""
-    if isinstance(awaitable, (Coroutine, Generator)):
-        awaitable.close()
-    elif isfuture(awaitable):
-        awaitable.cancel()
 
 
 async def receive(purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None) -> Any:
