@@ -22,8 +22,9 @@ activity.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from math import ceil
-from typing import Final, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.buckets import TimerEntry
@@ -45,12 +46,12 @@ have a bucket of their own, with a timer of the loop. With this maximum they sha
 
 
 @final
-class _TrackedId(TimerEntry, Generic[Id]):
+class _TrackedId(TimerEntry):
     """The entry of an id."""
 
     __slots__ = ("key", "tracker")
 
-    def __init__(self, tracker: "IdleTracker[Id]", key: Id) -> None:
+    def __init__(self, tracker: "IdleTracker[Any]", key: Any) -> None:
         self.tracker = tracker
         self.key = key
         self._timer_chunk = None
@@ -108,9 +109,10 @@ class IdleTracker(Generic[Id]):
         ticks_ahead = timeout * TickClock(tick).rate
         wheel_size = MAX_WHEEL_SIZE if ticks_ahead > MAX_WHEEL_SIZE else ceil(ticks_ahead) + 2
         self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._wheel = self._loop_wheel.wheel
         self._on_idle = on_idle
         self._timeout = timeout
-        self._entries: dict[Id, _TrackedId[Id]] = {}
+        self._entries: dict[Id, _TrackedId] = {}
         self._closed = False
         self._name = name
         self._observers = wait_notifier(observer, self._loop_wheel, name, "id")
@@ -134,7 +136,9 @@ class IdleTracker(Generic[Id]):
         try:
             self._entries[id]._timer_deadline = self._time() + self._timeout
         except KeyError:
-            self._track(id)
+            now, entry = self._time(), _TrackedId(self, id)
+            self._wheel.add(entry, now + self._timeout, now)
+            self._entries[id] = entry
 
     def remove(self, id: Id) -> bool:  # noqa: A002
         """Stops tracking `id`; True if it was tracked. Cost: O(1).
@@ -152,7 +156,7 @@ class IdleTracker(Generic[Id]):
         entry = self._entries.pop(id, None)
         if entry is None:
             return False
-        self._loop_wheel.wheel.remove(entry)
+        self._wheel.remove(entry)
         return True
 
     def close(self) -> None:
@@ -193,10 +197,7 @@ class IdleTracker(Generic[Id]):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"tracked={len(self)}"
-        return (
-            f"<IdleTracker timeout={self._timeout} tick={self._loop_wheel.wheel.clock.tick} "
-            f"{state}>"
-        )
+        return f"<IdleTracker timeout={self._timeout} tick={self._wheel.clock.tick} {state}>"
 
     def _bind(self, action: str, id: Id) -> None:  # noqa: A002
         """Binds the tracker to the running loop, or raises the error that forbids it."""
@@ -207,40 +208,31 @@ class IdleTracker(Generic[Id]):
         self._loop_wheel.bind(action, id, len(self._entries))
         self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
 
-    def _track(self, id: Id) -> None:  # noqa: A002
-        now = self._time()
-        entry: _TrackedId[Id] = _TrackedId(self, id)
-        self._loop_wheel.wheel.add(entry, now + self._timeout, now)
-        self._entries[id] = entry
-
-    def _expire(self, entry: _TrackedId[Id]) -> None:
+    def _expire(self, entry: _TrackedId) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""
-        id_ = entry.key
-        self._entries.pop(id_, None)
+        id_, loop = entry.key, self._loop_wheel.loop
+        del self._entries[id_]
         try:
             self._on_idle(id_)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._report(
-                f"exception in on_idle({describe(id_)}) of the idle tracker {self._name!r}", error
-            )
+            what = f"on_idle({describe(id_)}) of the idle tracker {self._name!r}"
+            report(loop, f"exception in {what}", error)
         if self._observers is not None:
-            dispatcher_of(self._loop_wheel.loop).perform(lambda _: self._notify(entry))
+            dispatcher_of(loop).perform(partial(self._notify, entry))
 
-    def _notify(self, entry: _TrackedId[Id]) -> None:
+    def _notify(self, entry: _TrackedId, _: int) -> None:
         assert self._observers is not None
-        last_seen, now = entry._timer_deadline - self._timeout, self._time()
-        self._observers.ended(entry, (entry.key,), last_seen, now, self._timeout, Cause.DEADLINE, 1)
-
-    def _report(self, message: str, error: BaseException | None) -> None:
-        report(self._loop_wheel.loop, message, error)
+        touched_at, now = entry._timer_deadline - self._timeout, self._time()
+        keys = (entry.key,)
+        self._observers.ended(entry, keys, touched_at, now, self._timeout, Cause.DEADLINE, 1)
 
     def _check(self) -> None:
         """Asserts the whole invariant. For tests. Cost: one step for each id."""
         self._loop_wheel._check()
-        assert self._loop_wheel.wheel.size == len(self._entries)
-        for id_, entry in self._entries.items():
-            assert (
-                entry.key is id_ and entry._timer_chunk is not None and entry in entry._timer_chunk
-            )
+        assert self._wheel.size == len(self._entries)
+        assert all(
+            entry.key is id_ and entry._timer_chunk is not None
+            for id_, entry in self._entries.items()
+        )

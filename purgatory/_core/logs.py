@@ -34,18 +34,15 @@ class RateLimit:
         self._allowed_at = -inf
         self._suppressed = 0
 
-    def allow(self) -> bool:
-        """Whether a message may be logged now. If not, it is counted."""
+    def allow(self) -> str | None:
+        """The end of a message that may be logged now: how many were suppressed before it. None if
+        it is suppressed."""
         now = monotonic()
         if now < self._allowed_at:
             self._suppressed += 1
-            return False
-        self._allowed_at = now + MESSAGE_INTERVAL
-        return True
-
-    def suppressed(self) -> str:
-        """How many messages were suppressed since this was called last, in words."""
+            return None
         count, self._suppressed = self._suppressed, 0
+        self._allowed_at = now + MESSAGE_INTERVAL
         return f" ({count:,} more since the last such message)" if count else ""
 
 
@@ -65,7 +62,8 @@ def missed_trigger(
         waited: the duration of the wait in seconds; None if unknown.
         limit: of this purgatory.
     """
-    if limit.allow():
+    suppressed = limit.allow()
+    if suppressed is not None:
         log.warning(
             "%s: missed trigger: %s on %s completed only at its deadline%s. Its condition held, but"
             " check_and_complete was not called for its keys%s",
@@ -73,18 +71,14 @@ def missed_trigger(
             kind,
             _list(keys),
             "" if waited is None else f", after {waited:.3f} s",
-            limit.suppressed(),
+            suppressed,
         )
 
 
 def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
     """Logs that `aclose` cancelled operations after its drain."""
-    log.warning(
-        "%s: the drain of %s s was over before all had ended: cancelled %d",
-        printable(purgatory),
-        drain,
-        count,
-    )
+    message = "%s: the drain of %s s was over before all had ended: cancelled %d"
+    log.warning(message, printable(purgatory), drain, count)
 
 
 def _list(keys: tuple[Hashable, ...]) -> str:

@@ -95,10 +95,11 @@ class TimerTask(TimerEntry):
             callback()
 
     def __repr__(self) -> str:
-        if self._callback is None or self._callback is CALLED:
-            state = "cancelled" if self._callback is None else "called"
-            return f"<TimerTask {state} when={self._timer_deadline}>"
-        return f"<TimerTask pending when={self._timer_deadline} {describe(self._callback)}>"
+        callback = self._callback
+        if callback is not None and callback is not CALLED:
+            return f"<TimerTask pending when={self._timer_deadline} {describe(callback)}>"
+        state = "cancelled" if callback is None else "called"
+        return f"<TimerTask {state} when={self._timer_deadline}>"
 
 
 @final
@@ -151,13 +152,9 @@ class WheelTimer:
         if running_loop() is not self._loop:
             self._bind("schedule a callback")
         now = self._time()
-        try:
-            when = now + delay
-        except (TypeError, OverflowError):
-            when = now + seconds("delay", delay)
-        if when != when:
-            seconds("delay", when)  # which refuses NaN
-        return self._schedule(when, now, callback, args)
+        if type(delay) is not float or delay != delay:
+            delay = seconds("delay", delay)
+        return self._schedule(now + delay, now, callback, args)
 
     @compiled
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerTask:

@@ -172,8 +172,8 @@ class StoreSync:
         try:
             message = decode(payload)
         except ValueError as error:
-            if self._foreign_messages.allow():
-                more = self._foreign_messages.suppressed()
+            more = self._foreign_messages.allow()
+            if more is not None:
                 log.warning("%s: %s%s", self._store.address, printable(error), more)
             return
         if isinstance(message, str):
