@@ -16,7 +16,6 @@ it is judged by RSS alone.
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import resource
 import sys
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from helpers import collector
-from soak_calls import BUFFERED, CALLS, COLLECTED, Cycle
+from soak_calls import BUFFERED, CALLS, COLLECTED, Cycle, World
 
 from purgatory.testing import VirtualTimeLoop
 
@@ -70,8 +69,8 @@ def soak(name: str, *stages: int) -> list[Figures]:
 
 
 async def _soak(name: str, stages: Sequence[int]) -> list[Figures]:
-    async with contextlib.AsyncExitStack() as stack:
-        cycle = CALLS[name](stack)
+    async with World() as world:
+        cycle = CALLS[name](world)
         figures: list[Figures] = []
         begun = 0
         before = _in_use()
