@@ -48,7 +48,11 @@ LOCAL_SETTINGS: Final = {
 }
 """Settings of a Spark on this machine, which starts and stops with the program."""
 MASTER: Final = "spark.master"
-SUBMIT_OPTIONS: Final = {"--master": MASTER, "--driver-memory": "spark.driver.memory"}
+SUBMIT_OPTIONS: Final = {
+    "--master": MASTER,
+    "--driver-memory": "spark.driver.memory",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+}
 """The options of ``spark-submit`` that settings of ours could change."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 """The characters that Spark takes for patterns in the name of a folder."""

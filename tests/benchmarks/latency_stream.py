@@ -2,6 +2,7 @@
 while it is idle.
 
     python tests/benchmarks/latency_stream.py --folder DIR [--idle 5] [--seconds 90] [--warm 30]
+        [--at-once]
 
 Runs the program once for each case, with JSON files, one a second. An answer is there when Spark
 has committed its batch. Answers to the rows of the first `--warm` seconds are counted apart: Java
@@ -49,8 +50,10 @@ class Case:
         pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
         command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--format", "json"]
         command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
-        command += ["--shards", "2", "--delay", str(options.delay), "--idle", str(options.idle)]
+        command += ["--delay", str(options.delay), "--idle", str(options.idle)]
+        command += ["--at-once"] if options.at_once else []
         command.append("--verbose")  # for the steps of batches
+        self.began = time.time()
         with (folder / "log").open("w") as log:
             self.job = subprocess.Popen(
                 [*command, "--master", "local[2]"], stdout=log, stderr=log, start_new_session=True
@@ -80,7 +83,9 @@ class Case:
         now = time.time()
         self.put("operations", operation("first", now, 600, "first"))
         self.put("signals", happening("first", now))
-        self.wait_for(1)
+        first = self.wait_for(1)["first"] - self.began
+        cpu = sum(self.cpu_seconds().values())
+        print(f"first answer after {first:.0f} s, {cpu:.0f} of CPU; load {os.getloadavg()[0]:.1f}")
 
     def wait_for(self, count: int) -> dict[str, float]:
         while len(found := self.answers()) < count:
@@ -200,6 +205,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=1.0)
     parser.add_argument("--seconds", type=int, default=90)
     parser.add_argument("--warm", type=float, default=30)
+    parser.add_argument("--at-once", action="store_true")
     parser.add_argument("--cases", nargs="+", default=["both", "operations", "signals", "silent"])
     options = parser.parse_args()
     for name in options.cases:

@@ -33,6 +33,8 @@ SETTINGS: Final = {
     "spark.python.authenticate.socketTimeout": "120s",  # for a busy machine
     # Between two looks for rows that found none; each lists the folders. By default 10 ms.
     "spark.sql.streaming.pollingDelay": "1s",
+    # Java's second compiler takes half of the CPU until the first answer.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     # Each progress shows up to when an input is read, and so may let a deadline pass.
     "spark.sql.streaming.noDataProgressEventInterval": "1s",
 }
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("parquet", "json", "kafka")
     text = f"of both inputs {default}"
     parser.add_argument("--format", choices=formats, default="parquet", help=text)
-    add("shards", "N", f"owners of operations {default}", type=int, default=4)
+    add("shards", "N", f"owners of operations {default}", type=int, default=2)
     text = f"how far out of order events may be {default}"
     add("delay", "SECONDS", text, type=float, default=10.0)
     text = "an input that is silent for so long, and read to its end, holds event time back no more"
@@ -112,6 +114,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> int:
     settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(options.shards)}
+    if options.at_once:
+        settings["spark.sql.streaming.pollingDelay"] = "200ms"
     if options.packages:
         settings["spark.jars.packages"] = options.packages
     if options.jars:

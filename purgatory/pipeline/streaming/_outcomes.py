@@ -104,7 +104,7 @@ def outcomes(
     operations: DataFrame,
     signals: DataFrame,
     *,
-    shards: int = 4,
+    shards: int = 2,
     delay: float = 10.0,
     forget_after: float | None = None,
     at_once: bool = False,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from check_stream import by_thresholds
-from orders import traffic, write
+from orders import START, traffic, write
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -153,6 +153,17 @@ def test_unreadable_input_is_refused_without_a_checkpoint(
     said = capsys.readouterr().err
     assert said.startswith("cannot stream: ") and complaint in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_earlier_signal_takes_nothing_back_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "operations", waits("a", 1, 600, "x"))
+    for number, second in enumerate((50, 10)):
+        put(tmp_path, "signals", happens("x", second))
+        os.utime(tmp_path / "signals" / f"{number}.json", (number, number))
+
+    assert run(spark, tmp_path, "--format", "json", "--files-per-batch", "1", "--at-once") == 0
+
+    assert [row[2] for row in decided(spark, tmp_path)] == [START + 50_000_000]
 
 
 @pytest.mark.parametrize("rows_are_in", ["json", "parquet"])
