@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from errno import EACCES, EPERM, EROFS
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from json import dumps, loads
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISDIR, S_ISREG, S_IWGRP, S_IWOTH
@@ -59,7 +60,7 @@ T = TypeVar("T")
 APPLICATION_ID: Final = 0x70726C79
 """SQLite's application id, which identifies a relay's database."""
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 SCHEMA: Final = f"""
     CREATE TABLE versions (
@@ -68,9 +69,8 @@ SCHEMA: Final = f"""
     CREATE INDEX positions ON versions (position);
     CREATE TABLE state (
         epoch TEXT NOT NULL, position INTEGER NOT NULL, floor INTEGER NOT NULL DEFAULT 0,
-        forgotten INTEGER NOT NULL DEFAULT 0
+        forgotten INTEGER NOT NULL DEFAULT 0, samples TEXT NOT NULL DEFAULT '[]'
     );
-    CREATE TABLE samples (time REAL NOT NULL, position INTEGER NOT NULL);
     CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TABLE settled (
         key TEXT PRIMARY KEY, token BLOB NOT NULL, expires REAL NOT NULL, value BLOB NOT NULL
@@ -165,7 +165,9 @@ class FileStore:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHORT_READ:
                 raise
-            self._remove_unreadable()
+            # The log was deleted while in use, and no process can open the database again. If
+            # another one has replaced it by now, it notices that this one does so, too.
+            remove_database(self._path)
             self._open_database()
         self._identities = self._find_identities()
 
@@ -215,7 +217,9 @@ class FileStore:
             if not application and not tables and not schema:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
-                database.execute("INSERT INTO state VALUES (?, 0, 0, 0)", (token_hex(4),))
+                database.execute(
+                    "INSERT INTO state (epoch, position) VALUES (?, 0)", (token_hex(4),)
+                )
             elif application != APPLICATION_ID or schema != SCHEMA_VERSION:
                 raise ValueError(
                     f"cannot use {self._path}: it is not a relay's database, and was left alone"
@@ -227,27 +231,6 @@ class FileStore:
             self._database = None
             database.close()
             raise
-
-    def _remove_unreadable(self) -> None:
-        """Removes a database whose log was deleted while in use: SQLite then reads less from the
-        log than the `-shm` promises, and no process can open it again.
-
-        One process at a time does this, after another attempt to open: another process may have
-        created a new database by now.
-        """
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            flock(folder, LOCK_EX | LOCK_NB)  # BlockingIOError if another process holds it
-            self._open_database()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHORT_READ:
-                raise
-            remove_database(self._path)
-        else:
-            assert self._database is not None
-            self._database.close()
-        finally:
-            os.close(folder)
 
     def _remove_old_databases(self) -> None:
         """Removes the databases of earlier boots, but no other files with such names."""
@@ -334,17 +317,16 @@ class FileStore:
         return kind(f"cannot use {self.address}: {reason}")
 
     def _find_unusable(self) -> Path | None:
-        """The folder, the database, or the folder in which they are to be created, if this user may
-        not read and write it. SQLite's errors do not tell."""
+        """The file or folder of the store, or the folder in which it is to be created, that this
+        user may not read and write. SQLite's errors do not tell."""
+        paths = [self._folder, self._path, self._lock_path]
         if not has_right(self._folder, os.F_OK):
-            parent = next(path for path in self._folder.parents if has_right(path, os.F_OK))
-            return None if has_right(parent, os.W_OK | os.X_OK) else parent
-        if not self._folder.is_dir():
-            return None  # another error
-        if not has_right(self._folder, os.R_OK | os.W_OK | os.X_OK):
-            return self._folder
-        files = [each for each in (self._path, self._lock_path) if has_right(each, os.F_OK)]
-        return next((each for each in files if not has_right(each, os.R_OK | os.W_OK)), None)
+            paths = [next(path for path in self._folder.parents if has_right(path, os.F_OK))]
+        for path in paths:
+            mode = os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)
+            if has_right(path, os.F_OK) and not has_right(path, mode):
+                return path
+        return None
 
     # -- versions
 
@@ -396,7 +378,8 @@ class FileStore:
         message, raised, listeners = await self._transact("BEGIN IMMEDIATE", work)
         if raised:
             versions = {key: message.versions[key] for key in raised}
-            self._publish(message._replace(versions=versions), listeners)
+            payload = encode(message._replace(versions=versions))
+            self._publish(payload if len(payload) <= MAX_DATAGRAM else b"[]", listeners)
         return message
 
     async def forget(self, keys: Sequence[str]) -> None:
@@ -415,12 +398,9 @@ class FileStore:
         """See `Store.forget_unwritten`. Times are on the monotonic clock of this boot."""
 
         def work(database: sqlite3.Connection) -> bool:
-            [position] = first_row(database, "SELECT position FROM state")
-            before = database.execute("SELECT time, position FROM samples ORDER BY time").fetchall()
-            samples, last = horizon(before, monotonic(), position, seconds)
-            if samples != before:
-                database.execute("DELETE FROM samples")
-                database.executemany("INSERT INTO samples VALUES (?, ?)", samples)
+            position, before = first_row(database, "SELECT position, samples FROM state")
+            samples, last = horizon(loads(before), monotonic(), position, seconds)
+            database.execute("UPDATE state SET samples = ?", (dumps(samples),))
             query = """
                 DELETE FROM versions WHERE key IN (
                     SELECT key FROM versions WHERE position <= ? ORDER BY position LIMIT ?
@@ -444,17 +424,14 @@ class FileStore:
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
 
-        def work(database: sqlite3.Connection) -> tuple[ChangeMessage | None, list[str]]:
+        def work(database: sqlite3.Connection) -> tuple[list[tuple[str, int]], list[str]]:
             query = "UPDATE state SET epoch = ? WHERE epoch = ? RETURNING epoch, position"
             rows = database.execute(query, (token_hex(4), epoch)).fetchall()
-            message = next(
-                (ChangeMessage(new, position, position, {}) for new, position in rows), None
-            )
-            return message, self._listeners(database)
+            return rows, self._listeners(database)
 
-        message, listeners = await self._transact("BEGIN IMMEDIATE", work)
-        if message is not None:
-            self._publish(message, listeners)
+        rows, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        for new, position in rows:
+            self._publish(encode(ChangeMessage(new, position, position, {})), listeners)
 
     # -- deliveries
 
@@ -479,9 +456,8 @@ class FileStore:
 
         settled, new, listeners = await self._transact("BEGIN IMMEDIATE", work)
         if new:
-            for payload in encode_settled(new, MAX_DATAGRAM):
-                for name in listeners:
-                    self._sockets.send(name, payload)
+            for name in listeners:
+                self._sockets.send(name, encode_settled(new, MAX_DATAGRAM))
         return settled
 
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
@@ -581,19 +557,8 @@ class FileStore:
         for name in await self._transact("BEGIN", self._listeners):
             self._sockets.send(name, payload)
 
-    def _publish(self, message: ChangeMessage, listeners: list[str]) -> None:
-        """Sends a change message. A message that is too large is split into parts, each with some of
-        the keys and as many positions."""
-        payload = encode(message)
-        if len(payload) > MAX_DATAGRAM:
-            keys = list(message.versions)
-            middle = len(keys) // 2
-            for first, last in ((0, middle), (middle, len(keys))):
-                versions = {key: message.versions[key] for key in keys[first:last]}
-                after, position = message.after + first, message.after + last
-                part = ChangeMessage(message.epoch, after, position, versions)
-                self._publish(part, listeners)
-            return
+    def _publish(self, payload: bytes, listeners: list[str]) -> None:
+        """Sends a message to all other listeners."""
         for name in listeners:
             if name != self._own_name:
                 self._sockets.send(name, payload)
@@ -638,16 +603,7 @@ def check_folder(folder: Path) -> None:
     status = folder.lstat()
     if not S_ISDIR(status.st_mode):
         raise ValueError(f"cannot use {folder}: expected a folder, not a link or another file")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise ValueError(
-            f"cannot use {folder}: expected a folder of this user ({os.geteuid()}) or root, "
-            f"got a folder of user {status.st_uid}"
-        )
-    if status.st_mode & S_IWOTH:
-        raise ValueError(
-            f"cannot use {folder}: expected a folder to which others may not write, "
-            f"got mode {status.st_mode & 0o7777:04o}"
-        )
+    check_owner(folder, status, "folder", (os.geteuid(), 0))
 
 
 def check_database(path: Path, folder: Path) -> None:
@@ -662,11 +618,15 @@ def check_database(path: Path, folder: Path) -> None:
         kind = "a symbolic link" if path.is_symlink() else "no file"
         raise ValueError(f"cannot use {path}: it is {kind}, and was left alone")
     is_shared = folder.stat().st_mode & S_IWGRP
-    if (status.st_uid not in (os.geteuid(), 0) and not is_shared) or status.st_mode & S_IWOTH:
+    check_owner(path, status, "file", (os.geteuid(), 0, *[status.st_uid] * bool(is_shared)))
+
+
+def check_owner(path: Path, status: os.stat_result, kind: str, users: tuple[int, ...]) -> None:
+    """Checks that a file belongs to one of these users, and that others may not write to it."""
+    if status.st_uid not in users or status.st_mode & S_IWOTH:
         raise ValueError(
-            f"cannot use {path}: expected a file of this user ({os.geteuid()}) or root to which "
-            f"others may not write, got a file of user {status.st_uid} with mode "
-            f"{status.st_mode & 0o7777:04o}"
+            f"cannot use {path}: expected a {kind} of this user ({os.geteuid()}) or root to which "
+            f"others may not write, got mode {status.st_mode & 0o7777:04o} of user {status.st_uid}"
         )
 
 

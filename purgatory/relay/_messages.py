@@ -129,17 +129,11 @@ def encode_hint(hint: Hint) -> bytes:
     return dumps(hint.keys, separators=(",", ":")).encode()
 
 
-def encode_settled(keys: Iterable[str], max_bytes: int) -> list[bytes]:
-    """Encodes messages that name these settled keys, each at most `max_bytes` long."""
+def encode_settled(keys: Iterable[str], max_bytes: int) -> bytes:
+    """Encodes a message that names these settled keys; without keys, if it would be larger than
+    `max_bytes`."""
     names = dumps({"settled": list(keys)}, separators=(",", ":")).encode()
-    if len(names) <= max_bytes:
-        return [names]
-    keys = tuple(keys)
-    middle = len(keys) // 2
-    return [
-        *encode_settled(keys[:middle], max_bytes),
-        *encode_settled(keys[middle:], max_bytes),
-    ]
+    return names if len(names) <= max_bytes else b'{"settled":[]}'
 
 
 def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | str:

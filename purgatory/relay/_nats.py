@@ -526,7 +526,7 @@ class NatsStore:
             elif headers.get("Nats-Stream") == self._settled and "Nats-Subject" in headers:
                 key = self._key(message, f"{self._settled}.")
                 if key is not None:
-                    on_message(encode_settled([key], MAX_SETTLED_BYTES)[0])
+                    on_message(encode_settled([key], MAX_SETTLED_BYTES))
             else:
                 on_message(message.data)
 

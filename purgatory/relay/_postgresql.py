@@ -39,6 +39,7 @@ connection; psycopg must be polled, and holds the connection's lock meanwhile.
 from asyncio import Future, gather, get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from json import dumps, loads
 from secrets import token_hex
 from typing import Any, Final, TypeVar, final
@@ -69,6 +70,7 @@ from purgatory.relay._messages import (
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_HINT_BYTES: Final = 7_000
 """Size limit of a hint, in bytes; NOTIFY allows 8,000."""
@@ -146,6 +148,8 @@ class PostgresStore:
             settled=self._settled_table,
             channel=sql.CHANNEL.format(table=self._table, prefix=self._prefix),
             rows=MAX_ROWS_PER_READ,
+            epoch=sql.KEY.format(sql.EPOCH_KEY.hex()),
+            state=sql.KEY.format(sql.STATE_KEY.hex()),
         )
 
     async def open(self) -> None:
@@ -272,8 +276,7 @@ class PostgresStore:
             )
         if row["has_code"]:
             raise ValueError(
-                f"its table {name} is not a plain table: it has triggers, rules, policies, "
-                "defaults or constraints"
+                f"its table {name} is not a plain table: it has triggers, rules or policies"
             )
         if row["missing"]:
             raise Refused(
@@ -310,7 +313,7 @@ class PostgresStore:
         changes, is_incomplete = 0, False
         last = b"", ""
         for name, version, changed, _ in rows[1:]:
-            if name == sql.FORGOTTEN_KEY:
+            if name == sql.STATE_KEY:
                 is_incomplete = before is not None and (
                     changed in running or int(changed) >= before.limit
                 )
@@ -319,18 +322,13 @@ class PostgresStore:
             if changed is not None:
                 changes += 1
                 last = name, changed
-        position, has_more = (
-            Position(snapshot),
-            changes >= MAX_ROWS_PER_READ - 1,
-        )  # one row may have been the epoch's
+        position = Position(snapshot)
         latest = position.limit - 1
+        has_more = changes >= MAX_ROWS_PER_READ - 1  # one row may have been the epoch's
         if before is not None:
-            target = before.target or snapshot
-            position = (
-                Position(before.seen, target, (int(last[1]), last[0]))
-                if has_more
-                else Position(target)
-            )
+            position = Position(before.target or snapshot)
+            if has_more:
+                position = Position(before.seen, position.seen, (int(last[1]), last[0]))
         return ReadResult(epoch, position, versions, has_more, latest, is_incomplete)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
@@ -340,15 +338,14 @@ class PostgresStore:
             await self._check_isolation(connection)
             return await self._write(connection, changes)
         async with self._writer.use() as own:
-            with suppress(asyncpg.LockNotAvailableError):
-                return await self._write(own, changes)
-            message = await self._write(own, ())
-            versions: dict[str, int] = {}
+            messages: list[ChangeMessage] = []
 
-            async def write(part: Sequence[Change]) -> None:
-                versions.update((await self._write(own, part)).versions)
+            async def write(part: Sequence[Change]) -> Mapping[str, int]:
+                messages.append(await self._write(own, part))
+                return messages[-1].versions
 
-            await leaving_out_locked(own, changes, write)
+            versions = await leaving_out_locked(own, changes, write)
+            message = messages[-1] if messages else await self._write(own, ())
             return message._replace(versions=versions)
 
     def _check_connection(self, connection: Any) -> None:
@@ -360,16 +357,11 @@ class PostgresStore:
     async def _check_isolation(self, connection: Any) -> None:
         """Checks that a write in the caller's transaction sees the current floor: the snapshot of
         a stricter level may be older than a forgotten key."""
-        isolation, strings = await connection.fetchrow(sql.CALLERS_SETTINGS)
+        isolation = await connection.fetchval("SHOW transaction_isolation")
         if isolation not in ("read committed", "read uncommitted"):
             raise ValueError(
                 f"connection must have a READ COMMITTED transaction at {self.address}, "
                 f"got {isolation.upper()}"
-            )
-        if strings != "on":
-            raise ValueError(
-                f"connection must have standard_conforming_strings = on at {self.address}, "
-                f"got {strings}"
             )
 
     async def _write(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
@@ -377,10 +369,8 @@ class PostgresStore:
         hint = encode_hint(Hint(tuple(key for key, _, _ in changes))).decode() if changes else ""
         if len(hint) > MAX_HINT_BYTES:
             hint = "[]"
-        floors, increments = (
-            [floor for _, floor, _ in changes],
-            [increment for _, _, increment in changes],
-        )
+        floors = [floor for _, floor, _ in changes]
+        increments = [increment for _, _, increment in changes]
         rows = await connection.fetch(self._query(sql.WRITE), names, floors, increments, hint)
         if rows[0]["epoch"] is None:  # the table was emptied, or restored
             await self._begin_epoch(connection)
@@ -397,11 +387,8 @@ class PostgresStore:
         """See `Store.forget_unwritten`."""
         async with self._writer.use() as connection:
             now, position, before = await connection.fetchrow(self._query(sql.AGE))
-            known = loads(before or "[]")
-            samples, last = horizon(known, now, position, seconds)
-            if len(samples) != len(known) or samples[-1:] != [
-                tuple(sample) for sample in known[-1:]
-            ]:
+            samples, last = horizon(loads(before or "[]"), now, position, seconds)
+            if dumps(samples) != before:
                 await connection.execute(self._query(sql.SAMPLE), dumps(samples))
         return last >= 0 and await self._forget([], last) == MAX_FORGOTTEN
 
@@ -435,15 +422,7 @@ class PostgresStore:
             self._check_connection(connection)
             return await self._settle(connection, deliveries)
         async with self._writer.use() as own:
-            with suppress(asyncpg.LockNotAvailableError):
-                return await self._settle(own, deliveries)
-            settled: dict[str, bool] = {}
-
-            async def settle(part: Sequence[Delivery]) -> None:
-                settled.update(await self._settle(own, part))
-
-            await leaving_out_locked(own, deliveries, settle)
-            return settled
+            return await leaving_out_locked(own, deliveries, partial(self._settle, own))
 
     async def _settle(self, connection: Any, deliveries: Sequence[Delivery]) -> dict[str, bool]:
         tokens = {delivery.key.encode(): delivery.token for delivery in deliveries}
@@ -520,20 +499,24 @@ async def backend_of(connection: Any) -> int:
 
 
 async def leaving_out_locked(
-    connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]]
-) -> None:
-    """Writes items in halves, to leave out those that other transactions hold locked. Shortens the
-    time for which statements wait, since some are known to be locked. After an error nothing is
-    reset, because the error ends the connection."""
+    connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Mapping[str, R]]]
+) -> Mapping[str, R]:
+    """Writes items, and returns the results. If other transactions hold some locked, writes halves,
+    to leave these out; then statements wait for a shorter time, since some are known to be locked.
+    After an error nothing is reset, because the error ends the connection."""
+    with suppress(asyncpg.LockNotAvailableError):
+        return await write(items)
     await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
+    results: dict[str, R] = {}
     parts = halves(items)
     while parts:
         part = parts.pop()
         try:
-            await write(part)
+            results.update(await write(part))
         except asyncpg.LockNotAvailableError:
             parts += halves(part)
     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
+    return results
 
 
 def halves(items: Sequence[T]) -> list[Sequence[T]]:

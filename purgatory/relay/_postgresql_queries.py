@@ -1,11 +1,11 @@
 """The queries of a store in PostgreSQL. {table} is the table of versions, {channel} the name
-of the channel, {settled} the table of delivered values."""
+of the channel, {settled} the table of delivered values, {epoch} and {state} the keys of rows."""
 
 from typing import Final
 
 EPOCH_KEY: Final = b"\xff"
 
-FORGOTTEN_KEY: Final = b"\xfe"
+STATE_KEY: Final = b"\xfe"
 """Key of the row that keeps the state of forgetting: in `changed` the last transaction whose change
 was forgotten, in `epoch` the samples as JSON."""
 
@@ -18,7 +18,6 @@ SETTINGS: Final = """
     SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
         ('default_transaction_isolation', 'read committed'),
         ('default_transaction_read_only', 'off'),
-        ('standard_conforming_strings', 'on'),
         ('lock_timeout', '{lock_timeout}'),
         ('transaction_timeout', '0'),
         ('idle_in_transaction_session_timeout', '10s'),
@@ -39,9 +38,8 @@ IS_DIRECT: Final = "pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}"
 """Whether the process that answers is the one to which the client connected: a pooler sends an id
 of its own."""
 
-CALLERS_SETTINGS: Final = """
-    SELECT current_setting('transaction_isolation'), current_setting('standard_conforming_strings')
-"""
+KEY: Final = "decode('{}', 'hex')"
+"""A key in a query, whatever `standard_conforming_strings` is on a caller's connection."""
 
 COLUMNS: Final = ["key bytea", "version int8", "changed xid8", "epoch text"]
 
@@ -57,15 +55,7 @@ SHAPE: Final = """
         pg_has_role(relowner, 'MEMBER') OR pg_has_role(datdba, 'MEMBER')
             OR relowner IN (datdba, nspowner)
             OR (SELECT rolsuper FROM pg_roles WHERE oid = relowner) AS is_trusted,
-        relkind <> 'r' OR relrowsecurity OR relhasrules
-            OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = pg_class.oid)
-            OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid)
-            OR EXISTS (SELECT FROM pg_attrdef WHERE adrelid = pg_class.oid)
-            OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid
-            AND contype NOT IN ('p', 'n'))
-            OR EXISTS (SELECT FROM pg_index WHERE indrelid = pg_class.oid
-            AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
-            AS has_code,
+        relkind <> 'r' OR relhastriggers OR relhasrules OR relrowsecurity AS has_code,
         ARRAY(SELECT verb FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS verb
             WHERE NOT has_table_privilege(pg_class.oid, verb)) AS missing, current_user AS role
     FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -73,8 +63,7 @@ SHAPE: Final = """
     WHERE pg_class.oid = to_regclass($1)
 """
 """Columns, owner and attached code of a table, and the rights that this role lacks. Code that
-another role has attached (triggers, rules, policies, defaults, constraints, expressions of indexes)
-would run with the writer's rights. `typname` is always `pg_catalog`'s, whatever the `search_path`."""
+another role has attached would run with the writer's rights. `typname` is always `pg_catalog`'s, whatever the `search_path`."""
 
 CREATE: Final = """
     CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL,
@@ -96,8 +85,8 @@ CHANNEL: Final = (
 
 READ: Final = """
     SELECT key, version, epoch, pg_current_snapshot()::text FROM {table}
-        WHERE key = '\\xff' AND xmin = changed::xid
-    UNION ALL SELECT key, version, changed::text, NULL FROM {table} WHERE key = '\\xfe'
+        WHERE key = {epoch} AND xmin = changed::xid
+    UNION ALL SELECT key, version, changed::text, NULL FROM {table} WHERE key = {state}
     UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
     UNION ALL SELECT key, version, changed::text, '' FROM (
         (SELECT * FROM {table} WHERE changed = ANY ($2::text[]::xid8[])
@@ -108,7 +97,7 @@ READ: Final = """
             AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         ORDER BY changed, key LIMIT {rows}
-    ) AS changes WHERE key < '\\xfe'
+    ) AS changes WHERE key < {state}
 """
 
 WRITE: Final = """
@@ -116,7 +105,7 @@ WRITE: Final = """
         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS change (key, floor,
             increment)
     ), state AS MATERIALIZED (
-        SELECT version AS base, epoch FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
+        SELECT version AS base, epoch FROM {table} WHERE key = {epoch} AND xmin = changed::xid
     ), raised AS (
         INSERT INTO {table} AS row (key, version, changed)
         SELECT key, greatest(floor, base) + increment, pg_current_xact_id()
@@ -136,7 +125,7 @@ WRITE: Final = """
 
 BEGIN_EPOCH: Final = """
     WITH begun AS (
-        INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1)
+        INSERT INTO {table} VALUES ({epoch}, 0, pg_current_xact_id(), $1)
         ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1
             WHERE {table}.xmin <> {table}.changed::xid
         RETURNING epoch
@@ -146,7 +135,7 @@ BEGIN_EPOCH: Final = """
 
 ADOPT: Final = """
     UPDATE {table} SET changed = pg_current_xact_id()
-        WHERE changed > pg_current_xact_id() AND key <> '\\xff'
+        WHERE changed > pg_current_xact_id() AND key <> {epoch}
 """
 """For a table restored from another server, whose transactions had other numbers."""
 
@@ -155,19 +144,19 @@ LOCK: Final = "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"
 AGE: Final = """
     SELECT extract(epoch FROM clock_timestamp())::float8,
         pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
-        (SELECT epoch FROM {table} WHERE key = '\\xfe')
+        (SELECT epoch FROM {table} WHERE key = {state})
 """
 
 SAMPLE: Final = """
-    INSERT INTO {table} VALUES ('\\xfe', 0, '0', $1) ON CONFLICT (key) DO UPDATE SET epoch = $1
+    INSERT INTO {table} VALUES ({state}, 0, '0', $1) ON CONFLICT (key) DO UPDATE SET epoch = $1
 """
 
 FORGET: Final = """
     WITH forgotten AS (
         DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT unnest($1::bytea[]) UNION ALL (
-            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xfe'
+            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < {state}
                 ORDER BY changed LIMIT $3
-        ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid)
+        ))) AND EXISTS (SELECT FROM {table} WHERE key = {epoch} AND xmin = changed::xid)
             RETURNING version, changed
     ), highest AS (
         SELECT max(version) AS version, max(changed::text::bigint)::text::xid8 AS changed,
@@ -175,9 +164,9 @@ FORGET: Final = """
     ), raised AS (
         UPDATE {table} AS row SET version = greatest(row.version, highest.version),
             changed = pg_current_xact_id()
-        FROM highest WHERE key = '\\xff' AND count > 0
+        FROM highest WHERE key = {epoch} AND count > 0
     ), marked AS (
-        INSERT INTO {table} AS row SELECT '\\xfe', 0, changed, '[]' FROM highest WHERE count > 0
+        INSERT INTO {table} AS row SELECT {state}, 0, changed, '[]' FROM highest WHERE count > 0
         ON CONFLICT (key) DO UPDATE SET changed = greatest(row.changed, excluded.changed)
     )
     SELECT count FROM highest
@@ -186,7 +175,7 @@ FORGET: Final = """
 RENEW: Final = """
     WITH renewed AS (
         UPDATE {table} SET epoch = $1, changed = pg_current_xact_id()
-            WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
+            WHERE key = {epoch} AND epoch = $2 RETURNING epoch
     )
     SELECT pg_notify({channel}, '[]') FROM renewed
 """
