@@ -142,15 +142,8 @@ class FileStore:
 
     async def open(self) -> None:
         """See `Store.open`."""
-        try:
-            self._sockets.open()
-            await self._retry_while_locked(self._connect)
-            self._sockets.remove_dead(self._prefix)
-            self._remove_old_databases()
-        except OSError as error:
-            if isinstance(error, RelayUnavailable):
-                raise
-            raise self._unavailable(error) from error
+        await self._retry_while_locked(self._connect)
+        self._remove_old_databases()
 
     def _connect(self) -> None:
         """Opens the database, and creates missing tables."""
@@ -159,6 +152,8 @@ class FileStore:
             self._database = None
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
+        self._sockets.open()
+        self._sockets.remove_dead(self._prefix)
         self._take_lock()
         try:
             self._open_database()

@@ -100,13 +100,9 @@ class State(NamedTuple):
     """Keys that the store has -> version and sequence number."""
 
 
-class Publication(NamedTuple):
-    """A message, stored only if the last message of its subject has the sequence number
-    `expected`."""
-
-    subject: str
-    payload: bytes
-    expected: int
+Publication = tuple[str, bytes, int]
+"""Subject and payload of a message, and the sequence number that the last message of its subject must
+have."""
 
 
 @final
@@ -121,32 +117,30 @@ class NatsStore:
         self._meta, self._news, self._keys = (
             f"{self._stream}.{name}" for name in ("meta", "news", "key.")
         )
+        self._settled = f"{prefix}_settled"
+        common = {
+            "storage": "memory",
+            "num_replicas": 1,
+            "max_msgs_per_subject": 1,
+            "discard": "new",
+            "allow_direct": True,
+        }
+        republished: dict[str, Any] = {"src": self._news, "dest": self._channel}
         self._config = {
             "name": self._stream,
             "subjects": [f"{self._stream}.>"],
-            "storage": "memory",
-            "num_replicas": 1,
-            "max_msgs_per_subject": 1,
-            "discard": "new",
-            "allow_direct": True,
             "allow_atomic": True,
-            "republish": {"src": self._news, "dest": self._channel},
+            "republish": republished,
+            **common,
         }
-        self._settled = f"{prefix}_settled"
+        every = f"{self._settled}.>"
+        republished = {"src": every, "dest": f"{self._channel}.>", "headers_only": True}
         self._settled_config = {
             "name": self._settled,
-            "subjects": [f"{self._settled}.>"],
-            "storage": "memory",
-            "num_replicas": 1,
-            "max_msgs_per_subject": 1,
-            "discard": "new",
-            "allow_direct": True,
+            "subjects": [every],
             "allow_msg_ttl": True,
-            "republish": {
-                "src": f"{self._settled}.>",
-                "dest": f"{self._channel}.>",
-                "headers_only": True,
-            },
+            "republish": republished,
+            **common,
         }
         self.max_value = MAX_NUMBER
         """Size limit of a value, in bytes; the server's limit after the first connection."""
@@ -242,47 +236,33 @@ class NatsStore:
             for message in messages:
                 sequence = sequence_of(message)
                 if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
-                    epoch, floor, forgotten = loads(message.data)
-                    meta = Meta(epoch, floor, forgotten, sequence)
+                    meta = Meta(*loads(message.data))._replace(sequence=sequence)
                 elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
                     position = sequence
-                elif (key := self._key(message)) is not None:
+                elif (key := key_of(message)) is not None:
                     found.append((key, version_of(message), sequence))
             if meta is not None:
-                floor = meta.floor
                 versions = {
-                    key: (floor if version is None else version, sequence)
+                    key: (meta.floor if version is None else version, sequence)
                     for key, version, sequence in found
                 }
                 return State(meta, position, versions)
-            await self._publish(
-                link, [Publication(self._meta, Meta(token_hex(4), 0, 0).payload, 0)], None, "", {}
-            )
+            await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
 
     def _subject(self, key: str) -> str:
         return f"{self._keys}{encode_key(key)}"
 
-    def _key(self, message: Msg, keys: str = "") -> str | None:
-        """The key of a stored message; None if a relay does not create such a subject.
-
-        Args:
-            message: a message with the server's headers.
-            keys: prefix of the subjects; by default the prefix of versions.
-        """
-        subject: str = message.headers["Nats-Subject"]  # type: ignore[index]
-        keys = keys or self._keys
-        name = subject.removeprefix(f"{keys}=")
-        with suppress(ValueError):
-            key = check_key(urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode())
-            return key if f"{keys}{encode_key(key)}" == subject else None
-        return None
+    async def _store_meta(self, link: NatsLink, meta: Meta, epoch: str) -> int | None:
+        """Stores `meta` in place of the message with its sequence number, and announces `epoch`.
+        Returns as `_publish`."""
+        publication = self._meta, meta.payload, meta.sequence
+        return await self._publish(link, [publication], {EPOCH: epoch}, {})
 
     async def _publish(
         self,
         link: NatsLink,
         publications: Sequence[Publication],
-        meta: Meta | None,
-        epoch: str,
+        headers: dict[str, str],
         versions: dict[str, int],
     ) -> int | None:
         """Stores messages and their news in one batch.
@@ -290,33 +270,20 @@ class NatsStore:
         Args:
             link: an open connection.
             publications: the messages.
-            meta: the expected state of `meta`; None if `meta` is one of the messages.
-            epoch: the epoch to announce.
+            headers: headers of the news.
             versions: the changed versions to announce.
 
         Returns:
             The new position; None if the server refused the batch, because another process has
             written meanwhile.
         """
-        id_ = token_hex(8)
+        batch = {"Nats-Batch-Id": token_hex(8)}
         for number, (subject, payload, expected) in enumerate(publications, 1):
-            headers = {
-                "Nats-Batch-Id": id_,
-                "Nats-Batch-Sequence": str(number),
-                EXPECTED: str(expected),
-            }
-            await link.send(subject, payload, headers)
-        headers = {
-            "Nats-Batch-Id": id_,
-            "Nats-Batch-Sequence": str(len(publications) + 1),
-            "Nats-Batch-Commit": "1",
-        }
-        headers[EPOCH] = epoch
-        if meta is not None:
-            headers |= {EXPECTED: str(meta.sequence), f"{EXPECTED}-Subject": self._meta}
-        [message] = await link.ask(
-            self._news, dumps(versions, separators=(",", ":")).encode(), headers
-        )
+            numbers = {"Nats-Batch-Sequence": str(number), EXPECTED: str(expected)}
+            await link.send(subject, payload, batch | numbers)
+        numbers = {"Nats-Batch-Sequence": str(len(publications) + 1), "Nats-Batch-Commit": "1"}
+        news = dumps(versions, separators=(",", ":")).encode()
+        [message] = await link.ask(self._news, news, batch | numbers | headers)
         if not message.data:
             raise NotWritten(f"the stream {self._stream} is gone")
         answer = loads(message.data)
@@ -341,7 +308,7 @@ class NatsStore:
             meta, latest, known = await self._state(link, keys)
         versions: dict[str, int] = {}
         for message in changes:
-            key, version = self._key(message), version_of(message)
+            key, version = key_of(message), version_of(message)
             if key is not None and version is not None:
                 versions[key] = version
         versions.update({key: known[key][0] if key in known else meta.floor for key in keys})
@@ -364,26 +331,21 @@ class NatsStore:
             while True:
                 meta, position, known = await self._state(link, [key for key, _, _ in changes])
                 versions: dict[str, int] = {}
+                news: dict[str, int] = {}
                 raised: list[Publication] = []
                 for key, floor, increment in changes:
                     before, sequence = known.get(key, (meta.floor, 0))
-                    versions[key] = max(before, floor) + increment
-                    if versions[key] > before:
-                        raised.append(
-                            Publication(self._subject(key), b"%d" % versions[key], sequence)
-                        )
+                    version = versions[key] = max(before, floor) + increment
+                    if version > before:
+                        news[key] = version
+                        raised.append((self._subject(key), b"%d" % version, sequence))
                 if changes and not raised:
                     return ChangeMessage(meta.epoch, position, position, versions)
-                news = {
-                    key: version
-                    for key, version in versions.items()
-                    if version > known.get(key, (meta.floor, 0))[0]
-                }
-                stored_at = await self._publish(link, raised, meta, meta.epoch, news)
-                if stored_at is not None:
-                    return ChangeMessage(
-                        meta.epoch, stored_at - len(raised) - 1, stored_at, versions
-                    )
+                unchanged = {EXPECTED: str(meta.sequence), f"{EXPECTED}-Subject": self._meta}
+                headers = {EPOCH: meta.epoch, **unchanged}
+                at = await self._publish(link, raised, headers, news)
+                if at is not None:
+                    return ChangeMessage(meta.epoch, at - len(raised) - 1, at, versions)
 
     async def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
@@ -428,11 +390,10 @@ class NatsStore:
         """Raises the floor to the highest of these versions and sequence numbers. Returns False if
         another process has changed the floor meanwhile."""
         versions, sequences = zip(*forgotten, strict=True)
-        later = Meta(meta.epoch, max(meta.floor, *versions), max(meta.forgotten, *sequences))
-        stored = await self._publish(
-            link, [Publication(self._meta, later.payload, meta.sequence)], None, meta.epoch, {}
+        later = meta._replace(
+            floor=max(meta.floor, *versions), forgotten=max(meta.forgotten, *sequences)
         )
-        return stored is not None
+        return await self._store_meta(link, later, meta.epoch) is not None
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
@@ -442,9 +403,7 @@ class NatsStore:
                 if meta.epoch != epoch:
                     return
                 later = meta._replace(epoch=token_hex(4))
-                changed = Publication(self._meta, later.payload, meta.sequence)
-                position = await self._publish(link, [changed], None, later.epoch, {})
-                if position is not None:
+                if await self._store_meta(link, later, later.epoch) is not None:
                     return
 
     # -- deliveries
@@ -498,7 +457,7 @@ class NatsStore:
                 link, self._settled_config, multi_last=subjects, max_bytes=MAX_SETTLED_BYTES
             )
             now = await self._server_time(link) if messages else None
-        found = ((self._key(message, f"{self._settled}."), message) for message in messages)
+        found = ((key_of(message), message) for message in messages)
         return {
             key: message.data
             for key, message in found
@@ -524,7 +483,7 @@ class NatsStore:
                 epoch, data = dumps(headers[EPOCH]), message.data.decode(errors="replace")
                 on_message(f"[{epoch},{','.join(numbers)},{data}]")
             elif headers.get("Nats-Stream") == self._settled and "Nats-Subject" in headers:
-                key = self._key(message, f"{self._settled}.")
+                key = key_of(message)
                 if key is not None:
                     on_message(encode_settled([key], MAX_SETTLED_BYTES))
             else:
@@ -553,6 +512,15 @@ def sequence_of(message: Msg) -> int:
 def encode_key(key: str) -> str:
     """Last part of the subject of a key."""
     return f"={urlsafe_b64encode(key.encode()).decode().rstrip('=')}"
+
+
+def key_of(message: Msg) -> str | None:
+    """The key of a message with the server's headers; None if it is about no key."""
+    _, separator, name = message.headers["Nats-Subject"].rpartition(".=")  # type: ignore[index]
+    with suppress(ValueError):
+        key = urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+        return check_key(key) if separator else None
+    return None
 
 
 def is_over(message: Msg, now: datetime | None) -> bool:

@@ -127,9 +127,8 @@ class RedisStore:
     async def open(self) -> None:
         """See `Store.open`."""
         async with self._writer.use() as client:
-            words = self._publish, *lua.ON_A_KEY
             key = self._value_name(token_hex(8))
-            refused = await self._rights_script(keys=[key], args=words, client=client)
+            refused = await self._rights_script(keys=[key], args=[self._publish], client=client)
             if refused:
                 names = ", ".join(word.decode() for word in refused)
                 raise Refused(

@@ -174,9 +174,9 @@ return values
 """
 
 RIGHTS: Final = """
--- KEYS: the name of a value that does not exist. ARGV: command to publish, further commands that
--- the other scripts use. Returns the refused ones. The server checks the rights
--- before the type of a key, so these commands change nothing.
+-- KEYS: the name of a value that does not exist. ARGV: command to publish. Returns the commands of
+-- the scripts that this user may not run. The server checks the rights before the type of a key, so
+-- they change nothing.
 local refused = {}
 local function ask(command, ...)
     local reply = redis.pcall(command, ...)
@@ -188,31 +188,16 @@ local function ask(command, ...)
     end
 end
 ask('SET', KEYS[1], '', 'PX', 1000)
-local first = #refused == 0 and 2 or #ARGV + 1  -- without the value, HSET would make a hash
+local commands = 'TYPE,STRLEN,GET,GETRANGE 0 0,HGET x,HMGET x,HSET x x,HDEL x,ZADD 0 x,ZSCORE x,'
+    .. 'ZRANGEBYSCORE 0 0,ZREM x,DEL'
+if #refused > 0 then commands = '' end  -- without the value, HSET would make a hash
 ask(ARGV[1], KEYS[1], '')
 ask('INFO', 'server')
 ask('TIME')
-for i = first, #ARGV do
+for line in string.gmatch(commands, '[^,]+') do
     local words = {}
-    for word in string.gmatch(ARGV[i], '%S+') do words[#words + 1] = word end
+    for word in string.gmatch(line, '%S+') do words[#words + 1] = word end
     ask(words[1], KEYS[1], unpack(words, 2))
 end
 return refused
 """
-
-ON_A_KEY: Final = (
-    "TYPE",
-    "STRLEN",
-    "GET",
-    "GETRANGE 0 0",
-    "HGET x",
-    "HMGET x",
-    "HSET x x",
-    "HDEL x",
-    "ZADD 0 x",
-    "ZSCORE x",
-    "ZRANGEBYSCORE 0 0",
-    "ZREM x",
-    "DEL",
-)
-"""The commands of the scripts that take a key, with their further arguments for `RIGHTS`."""

@@ -420,7 +420,7 @@ def test_settings_of_role_or_database_change_nothing(
             for pooled in (here._store._writer, there._store._reader):  # type: ignore[attr-defined]
                 async with pooled.use() as own:
                     shown.append([await own.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS])
-        assert shown == [["read committed", "off", "on", "0", "50ms", "10s", "0", "hostile"]] * 2
+        assert shown == [["read committed", "off", "off", "0", "50ms", "10s", "0", "hostile"]] * 2
 
     try:
         run(main)
