@@ -1,10 +1,12 @@
 """Batches the calls of a process of one kind, such as its changes, so that many calls at once become
-few requests to the store and few messages.
+few requests to the store and few messages. One batch at a time: later calls form the next one.
 
     in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
     one write                       a: to at least 10, then by 2; b: by 1
     its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the
                                                      advance 12
+    the store is away               the same again, after a pause, and later calls behind them
+    foreign data in the store       a alone, then b: halves, until the failing call is found
 
 A request that was certainly not made is retried as long as its caller waits. A request that may have
 been made is retried if that is harmless: a read or an advance is idempotent, and the store recognizes
@@ -12,22 +14,34 @@ a delivery by its token. A bump is not retried. Calls to keys locked by other tr
 on their own, so that they delay no other keys.
 """
 
-from asyncio import Future, TimerHandle, get_running_loop
+from asyncio import Future, Task, TimerHandle, get_running_loop, sleep
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import uniform
 from typing import Any, Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable
-from purgatory.relay._batcher import Batcher, backoff
 from purgatory.relay._messages import Change, Delivery
-from purgatory.relay._store import NotWritten
+from purgatory.relay._store import NotWritten, Refused
 
-MAX_CALLS_PER_WRITE: Final = 1_000
-"""Limit of calls per write: all their callers resume in one loop iteration."""
+MIN_BACKOFF: Final = 0.02
+MAX_BACKOFF: Final = 1.0
+"""Bounds of the delay between two attempts to reach a store, in seconds."""
 
-MAX_BYTES_PER_WRITE: Final = 1 << 20
-"""A write takes no further delivery once its values reach this size, in bytes."""
+MAX_KEYS: Final = 100
+MAX_CALLS: Final = 1_000
+"""Limits of a batch: all its callers resume in one loop iteration."""
+
+MAX_BYTES: Final = 1 << 20
+"""A batch takes no further delivery once its values reach this size, in bytes."""
 
 Request = Change | Delivery
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after this number of failures, with jitter, so that processes do not all
+    retry at once."""
+    return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
 
 
 @final
@@ -45,14 +59,9 @@ class Call:
         self.is_perhaps_made = False
         """Whether an answer was lost."""
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its caller still waits."""
-        return not self.answer.done()
-
     def fail(self, error: Exception) -> None:
-        """Sets `error` as the answer."""
-        if self.is_awaited:
+        """Sets `error` as the answer, if its caller still waits."""
+        if not self.answer.done():
             self.answer.set_exception(error)
 
 
@@ -67,32 +76,31 @@ class Calls:
     Args:
         name: of its task.
         send: makes one request for each key. Returns the answers; locked keys are missing.
+        max_failures: number of failures after which the pauses grow no longer.
     """
 
     def __init__(
-        self, name: str, send: Callable[[Sequence[Any]], Awaitable[Mapping[str, Any]]]
+        self,
+        name: str,
+        send: Callable[[Sequence[Any]], Awaitable[Mapping[str, Any]]],
+        max_failures: int = 2,
     ) -> None:
-        self._send_requests = send
-        self.batcher: Batcher[Call] = Batcher(
-            name,
-            self._send,
-            fail=Call.fail,
-            key=lambda call: call.request[0],
-            is_awaited=lambda call: not call.answer.done(),
-            kind=lambda call: call.is_locked,
-            max_calls=MAX_CALLS_PER_WRITE,
-            max_failures=2,
-        )
+        self._name, self._send_requests, self._max_failures = name, send, max_failures
+        self._queue: deque[Call] = deque()
         self._in_flight: list[Call] = []
         self._locked: Groups = {}
         """Calls to locked keys, which wait for the next attempt."""
         self._lock_failures = 0
         self._lock_timer: TimerHandle | None = None
+        self.task: Task[None] | None = None
+        self.last_error: Exception | None = None
+        """Error of the last batch; None if it succeeded."""
 
     def submit(self, request: Request) -> Call:
         """Queues a request."""
         call = Call(request, get_running_loop().create_future())
-        self.batcher.add([call])
+        self._queue.append(call)
+        self._start()
         return call
 
     def is_perhaps_made(self, call: Call) -> bool:
@@ -101,32 +109,84 @@ class Calls:
 
     def is_locked(self, key: str) -> bool:
         """Whether calls wait for another transaction that holds `key` locked."""
-        return any(call.is_awaited for call in self._locked.get(key, ()))
+        return any(not call.answer.done() for call in self._locked.get(key, ()))
 
     def close(self) -> None:
         """Cancels the calls without an answer."""
         if self._lock_timer is not None:
             self._lock_timer.cancel()
-        locked = [call for calls in self._locked.values() for call in calls]
-        for call in (*self.batcher.close(), *locked):
-            error = f"the call for {call.request.key!r} has no answer: the relay was closed"
-            call.fail(OperationCancelled(error))
+        for calls in (self._in_flight, self._queue, *self._locked.values()):
+            for call in calls:
+                error = f"the call for {call.request.key!r} has no answer: the relay was closed"
+                call.fail(OperationCancelled(error))
+        if self.task is not None:
+            self.task.cancel()
 
-    async def _send(self, calls: list[Call]) -> Sequence[Call]:
-        is_retry = calls[0].is_locked
-        groups, rest = grouped(calls)
-        for key in [] if is_retry else self._locked.keys() & groups.keys():
-            self._lock(key, groups.pop(key))
-        if not groups:
-            return rest
-        sent = self._in_flight = [call for group in groups.values() for call in group]
+    def _start(self) -> None:
+        if self._queue and self.task is None:
+            self.task = get_running_loop().create_task(
+                self._run(), name=f"purgatory.relay: {self._name}"
+            )
+
+    async def _run(self) -> None:
+        failures, limit = 0, MAX_CALLS
+        try:
+            await sleep(0.0)  # gather all calls of one loop iteration
+            while groups := self._take(limit):
+                batch = [call for group in groups.values() for call in group]
+                try:
+                    await self._send(groups, batch)
+                except Exception as error:
+                    is_unavailable = isinstance(error, RelayUnavailable)
+                    if isinstance(error, Refused) or (len(batch) == 1 and not is_unavailable):
+                        for call in batch:
+                            call.fail(error)
+                        continue
+                    self._queue.extendleft(reversed(batch))
+                    if is_unavailable:
+                        self.last_error = error
+                        await sleep(backoff(min(failures, self._max_failures)))
+                        failures += 1
+                    else:
+                        limit = len(batch) // 2
+                else:
+                    failures, limit = 0, min(limit * 2, MAX_CALLS)
+                    self.last_error = None
+        finally:
+            self.task = None
+
+    def _take(self, limit: int) -> Groups:
+        """Removes the next calls from the queue, as many as one request takes. Changes of one key
+        are one change; a second delivery to a key waits for the next batch."""
+        groups: Groups = {}
+        count = size = 0
+        is_retry = False
+        while self._queue and count < limit:
+            call = self._queue[0]
+            key, value = call.request.key, getattr(call.request, "value", None)
+            if not call.answer.done():
+                is_full = len(groups) >= MAX_KEYS if key not in groups else value is not None
+                if groups and (is_full or size >= MAX_BYTES or call.is_locked is not is_retry):
+                    break
+                if key in self._locked and not call.is_locked:
+                    self._lock(key, [call])
+                else:
+                    is_retry = call.is_locked
+                    groups.setdefault(key, []).append(call)
+                    count, size = count + 1, size + len(value or b"")
+            self._queue.popleft()
+        return groups
+
+    async def _send(self, groups: Groups, batch: list[Call]) -> None:
+        is_retry = batch[0].is_locked
+        self._in_flight = batch
         try:
             answers = await self._send_requests([combined(group) for group in groups.values()])
         except NotWritten:
             raise
         except Exception as error:
             is_unavailable = isinstance(error, RelayUnavailable)
-            for call in sent:
+            for call in batch:
                 call.is_perhaps_made = True
                 if call.is_bump if is_unavailable else isinstance(call.request, Change):
                     call.fail(error)
@@ -140,7 +200,6 @@ class Calls:
                 self._lock(key, group)
         if is_retry:
             self._lock_failures = self._lock_failures + 1 if self._locked else 0
-        return rest
 
     def _lock(self, key: str, calls: list[Call]) -> None:
         """Keeps calls for the next attempt to write locked keys."""
@@ -152,25 +211,11 @@ class Calls:
             self._lock_timer = get_running_loop().call_later(delay, self._retry_locked)
 
     def _retry_locked(self) -> None:
-        calls = [call for group in self._locked.values() for call in group]
         self._lock_timer = None
+        calls = [call for group in self._locked.values() for call in group]
+        self._queue.extendleft(reversed(calls))
         self._locked.clear()
-        self.batcher.add_first(calls)
-
-
-def grouped(calls: list[Call]) -> tuple[Groups, list[Call]]:
-    """Calls by key, as many as one write takes, and the other ones. Changes of one key are one
-    change; a second delivery to a key waits for the next write."""
-    groups: Groups = {}
-    size = 0
-    for number, call in enumerate(calls):
-        request = call.request
-        if isinstance(request, Delivery):
-            if request.key in groups or size >= MAX_BYTES_PER_WRITE:
-                return groups, calls[number:]
-            size += len(request.value)
-        groups.setdefault(request.key, []).append(call)
-    return groups, []
+        self._start()
 
 
 def combined(calls: list[Call]) -> Request:
@@ -189,5 +234,5 @@ def finish(calls: list[Call], answer: Any) -> None:
     for call in calls:
         if call.is_bump:
             number += 1
-        if call.is_awaited:
+        if not call.answer.done():
             call.answer.set_result(number if call.is_bump else answer)

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple, cast, final
 
 from purgatory import RelayUnavailable, timeout
 from purgatory._core.arguments import printable
-from purgatory.relay._batcher import backoff
-from purgatory.relay._calls import Call, Calls
+from purgatory.relay._calls import Call, Calls, backoff
 from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._messages import (
     MAX_VALUE_BYTES,
@@ -177,7 +176,7 @@ class StoreClient:
                 call = calls.submit(request)
                 return await call.answer
         except TimeoutError:
-            cause = calls.batcher.last_error
+            cause = calls.last_error
             is_perhaps_made = call is not None and calls.is_perhaps_made(call)
             if call is not None and call.is_locked:
                 reason = f"another transaction holds it locked at {self.store.address}"

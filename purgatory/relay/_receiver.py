@@ -6,14 +6,16 @@ confirmed subscription, at each resync and in a new epoch. Values are
 kept only in the store: a value that was read goes to the current waiters and is then dropped.
 """
 
-from asyncio import gather
+from asyncio import Future, gather
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 from purgatory import Purgatory
-from purgatory.relay._batcher import Batcher
+from purgatory.relay._calls import Call, Calls
 from purgatory.relay._client import StoreClient
+from purgatory.relay._messages import Change
 from purgatory.relay._store import MAX_SETTLED_BYTES
 
 
@@ -31,38 +33,52 @@ class Receiver:
         self._client, self._replies = client, replies
         self.waiters: Counter[str] = Counter()
         """Keys -> number of waiters."""
-        self.batcher = Batcher(
-            "receiving",
-            self._receive,
-            fail=replies.deliver,
-            key=str,
-            is_awaited=self.waiters.__contains__,
-        )
+        self.calls = Calls("receiving", self._receive, max_failures=10)
+        self._reads: dict[str, Call] = {}
+        """Keys with waiters -> their last read."""
         self.on_error: Callable[[Exception], None] = lambda _: None
 
     def add_waiter(self, key: str) -> None:
         """Adds a waiter and schedules a read of the key, even if it has other waiters: it may just
         have been settled."""
         self.waiters[key] += 1
-        self.batcher.add([key])
+        self._read(key)
 
     def remove_waiter(self, key: str) -> None:
         """Removes a waiter."""
         self.waiters[key] -= 1
         if not self.waiters[key]:
             del self.waiters[key]
+            self._reads.pop(key).answer.cancel()
 
     def on_settled(self, keys: Sequence[str] = ()) -> None:
         """Handles a message that names these keys; an empty one may concern all keys."""
-        self.batcher.add(keys or self.waiters)
+        for key in keys or self.waiters:
+            if key in self.waiters:
+                self._read(key)
+
+    def _read(self, key: str) -> None:
+        """Reads a key, unless a read of it is queued already."""
+        call = self._reads.get(key)
+        if call is None or call.answer.done() or self.calls.is_perhaps_made(call):
+            if call is not None:
+                call.answer.cancel()
+            call = self._reads[key] = self.calls.submit(Change(key, 0, 0))
+            call.answer.add_done_callback(partial(self._on_answer, key))
+
+    def _on_answer(self, key: str, answer: "Future[None]") -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if error is not None:
+            self._replies.deliver(key, error)
 
     async def close(self) -> None:
         """Cancels the reads."""
-        task = self.batcher.task
-        self.batcher.close()
+        task = self.calls.task
+        self.calls.close()
         await gather(*[task] if task else [], return_exceptions=True)
 
-    async def _receive(self, keys: list[str]) -> list[str]:
+    async def _receive(self, changes: Sequence[Change]) -> Mapping[str, None]:
+        keys = [change.key for change in changes]
         try:
             values = await self._client.settled(keys)
         except Exception as error:
@@ -71,4 +87,4 @@ class Receiver:
         for key, value in values.items():
             self._replies.deliver(key, value)
         is_full = sum(map(len, values.values())) > MAX_SETTLED_BYTES
-        return [key for key in keys if is_full and key not in values]
+        return dict.fromkeys(values if is_full else keys)

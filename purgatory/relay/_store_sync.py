@@ -30,7 +30,7 @@ from typing import Any, Final, final
 from purgatory import RelayUnavailable, Timeout, timeout
 from purgatory._core.arguments import printable
 from purgatory._core.logs import RateLimit
-from purgatory.relay._batcher import backoff
+from purgatory.relay._calls import backoff
 from purgatory.relay._client import StoreClient
 from purgatory.relay._follower import Follower, ReadRequest
 from purgatory.relay._membership import About, Membership

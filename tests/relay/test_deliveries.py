@@ -50,7 +50,7 @@ def file_relay(tmp_path: Path) -> Callable[..., Relay]:
 async def waits(relay: Relay, count: int = 1) -> None:
     """Waits until `count` keys are received here, and their first reads are over."""
     await until(
-        lambda: len(relay._receiver.waiters) == count and relay._receiver.batcher.task is None
+        lambda: len(relay._receiver.waiters) == count and relay._receiver.calls.task is None
     )
 
 
@@ -155,8 +155,8 @@ def test_cancelled_receive_leaves_nothing_behind(run: Runner, relay: Callable[..
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 assert not here._receiver.waiters and not here._replies.watched
-            await until(lambda: here._receiver.batcher.task is None)
-            assert not here._receiver.batcher._queue
+            await until(lambda: here._receiver.calls.task is None)
+            assert not here._receiver.calls._queue
             assert await there.deliver("a", b"value", ttl=FOREVER)
             assert await here.receive("a", TIMEOUT) == b"value"
 

@@ -318,7 +318,7 @@ def test_readonly_server_counts_as_disconnected(run: Runner, server: Any) -> Non
                 bumping.cancel()
                 # A pending write may be done although its caller gave up: an attempt that is
                 # connecting now would write, once the server takes writes again.
-                await until(lambda: bumping.done() and here._client.changes.batcher.task is None)
+                await until(lambda: bumping.done() and here._client.changes.task is None)
             finally:
                 await refuse_writes(server, False)
             await until(lambda: here.statistics().is_connected)

@@ -175,7 +175,7 @@ def test_wait_without_timeout_asks_the_store_once(
             assert await here.wait("a", 3, timeout) == 7
             assert await here.wait("a", 9, timeout) == 7
             assert await here.wait("a", 7, timeout, epoch="another") == 7
-            with pytest.raises(OperationTimeout, match="'a' did not reach 8 .*: it has 7"):
+            with pytest.raises(OperationTimeout, match=r"'a' did not reach 8 .*: it has 7"):
                 await here.wait("a", 7, timeout)
             assert here.statistics().watched == len(others)
             assert len(here.thresholds._queues) == len(others)
