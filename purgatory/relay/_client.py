@@ -19,6 +19,7 @@ from purgatory.relay._messages import (
     Delivery,
     ReadResult,
     check_delivery,
+    check_duration,
 )
 from purgatory.relay._store import (
     NotWritten,
@@ -62,7 +63,7 @@ class StoreClient:
         on_read: called with the result of each read of versions.
 
     Raises:
-        ValueError, TypeError: `max_value` is not a positive integer.
+        ValueError, TypeError: an argument is out of bounds or of a wrong type.
     """
 
     def __init__(
@@ -74,6 +75,9 @@ class StoreClient:
         write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
         on_read: Callable[[ReadResult], None] = lambda _: None,
     ) -> None:
+        check_duration("timeout", timeout)
+        if forget_after is not None:
+            check_duration("forget_after", forget_after)
         if isinstance(max_value, bool) or not isinstance(max_value, int):
             raise TypeError(f"max_value must be an integer, got {max_value!r}")
         if max_value < 1:

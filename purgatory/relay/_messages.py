@@ -21,11 +21,12 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from json import dumps, loads
+from math import inf
 from operator import index
 from secrets import token_bytes
 from typing import Any, Final, NamedTuple, SupportsFloat, SupportsIndex, final
 
-from purgatory._core.arguments import describe
+from purgatory._core.arguments import describe, seconds
 
 NO_POSITION: Final = -1
 """Position before each change, in a store that does not count its writes."""
@@ -232,6 +233,17 @@ def check_delivery(key: object, value: object, ttl: float, max_value: int) -> De
             f"ttl must be a positive number of seconds, at most {MAX_TTL:.0f}, got {describe(ttl)}"
         )
     return Delivery(key, bytes(value), float(ttl), token_bytes(16))
+
+
+def check_duration(name: str, value: float) -> None:
+    """Checks a number of seconds, given under this name.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive and finite.
+    """
+    if not 0.0 < seconds(name, value) < inf:
+        raise ValueError(f"{name} must be a positive, finite number of seconds, got {value!r}")
 
 
 def check_version(version: object, name: str, power: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from types import TracebackType
 from typing import Any, cast, final
 
@@ -30,6 +29,7 @@ from purgatory.relay._messages import (
     Change,
     ChangeMessage,
     ReadResult,
+    check_duration,
     check_key,
     check_version,
 )
@@ -129,18 +129,7 @@ class Relay:
         max_value: int = MAX_VALUE_BYTES,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        durations = {"resync": resync, "timeout": timeout}
-        if forget_after is not None:
-            durations["forget_after"] = forget_after
-        for name, duration in durations.items():
-            if not 0.0 < seconds(name, duration) < inf:
-                raise ValueError(
-                    f"{name} must be a positive, finite number of seconds, got {duration!r}"
-                )
-        if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
-            raise ValueError(
-                f"prefix must consist of at most 32 letters, digits and underscores, got {prefix!r}"
-            )
+        check_duration("resync", resync)
         self._resync = resync
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
@@ -608,14 +597,11 @@ class Relay:
         )
 
     def __repr__(self) -> str:
-        state = (
-            "closed"
-            if self._is_closed
-            else "connected"
-            if self.statistics().is_connected
-            else "not connected"
-        )
-        return f"<Relay {self._store.address!r} {state} watched={self.statistics().watched}>"
+        statistics = self.statistics()
+        state = "connected" if statistics.is_connected else "not connected"
+        if self._is_closed:
+            state = "closed"
+        return f"<Relay {self._store.address!r} {state} watched={statistics.watched}>"
 
     @property
     def _store(self) -> Store:
@@ -625,20 +611,14 @@ class Relay:
         return get_running_loop().time()
 
     def _require_open(self, action: str, key: str) -> StoreSync:
+        relay = f"cannot {action} {key!r}: the relay at {self._store.address}"
+        if self._is_closed:
+            raise PurgatoryClosed(f"{relay} is closed: use it in `async with`")
+        if self._loop is None:
+            raise RuntimeError(f"{relay} is not open: use it in `async with`")
         if not self._is_open or self._sync is None:
-            if self._is_closed:
-                raise PurgatoryClosed(
-                    f"cannot {action} {key!r}: the relay at {self._store.address} is closed: "
-                    "use it in `async with`"
-                )
-            message = f"cannot {action} {key!r}: the relay at {self._store.address} is not open"
-            if self._loop is None:
-                raise RuntimeError(f"{message}: use it in `async with`")
-            raise RelayUnavailable(f"{message} yet")
+            raise RelayUnavailable(f"{relay} is not open yet")
         if get_running_loop() is not self._loop:
-            raise WrongLoop(
-                f"cannot {action} {key!r}: the relay at {self._store.address} was entered on "
-                "another event loop"
-            )
+            raise WrongLoop(f"{relay} was entered on another event loop")
         check_key(key)
         return self._sync

@@ -206,6 +206,10 @@ def open_store(url: str | Store, prefix: str) -> Store:
     """
     if not isinstance(url, str) and hasattr(url, "listen"):
         return url
+    if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
+        raise ValueError(
+            f"prefix must consist of at most 32 letters, digits and underscores, got {prefix!r}"
+        )
     if not isinstance(url, str):
         raise TypeError(
             f"store must be an address or have the methods of purgatory.relay.Store, got {url!r}"

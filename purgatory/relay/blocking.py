@@ -15,7 +15,6 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
-from math import isfinite
 from types import TracebackType
 from typing import Any, final
 
@@ -57,10 +56,6 @@ class Relay:
         prefix: str = "purgatory",
         max_value: int = MAX_VALUE_BYTES,
     ) -> None:
-        if not (isfinite(timeout) and timeout > 0.0):
-            raise ValueError(
-                f"timeout must be a positive, finite number of seconds, got {timeout!r}"
-            )
         self._make_client: Callable[[], StoreClient] = lambda: StoreClient(
             open_store(store, prefix), timeout, max_value=max_value
         )
