@@ -21,13 +21,7 @@ from purgatory.relay._messages import (
     check_delivery,
     check_duration,
 )
-from purgatory.relay._store import (
-    NotWritten,
-    Refused,
-    Store,
-    StoreWithDeliveries,
-    SweptStore,
-)
+from purgatory.relay._store import NotWritten, Refused, Store, StoreWithDeliveries, SweptStore
 
 MIN_SWEEP_INTERVAL: Final = 1.0
 MAX_SWEEP_INTERVAL: Final = 60.0

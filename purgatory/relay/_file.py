@@ -38,12 +38,7 @@ from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
-from purgatory.relay._file_sockets import (
-    MAX_DATAGRAM,
-    SocketFolder,
-    datagram_socket,
-    is_file_name,
-)
+from purgatory.relay._file_sockets import MAX_DATAGRAM, SocketFolder, datagram_socket, is_file_name
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
     Change,

@@ -276,7 +276,7 @@ class PostgresStore:
             )
         if row["has_code"]:
             raise ValueError(
-                f"its table {name} is not a plain table: it has triggers, rules or policies"
+                f"its table {name} is not a plain table: it has triggers, rules or row security"
             )
         if row["missing"]:
             raise Refused(

@@ -235,11 +235,7 @@ class RedisStore:
         """See `Store.read`."""
         names = [f"v:{key}" for key in keys]
         reply = await self._run_script(
-            lua.READ,
-            "" if since is None else since,
-            MAX_ROWS_PER_READ,
-            *names,
-            on=self._reader,
+            lua.READ, "" if since is None else since, MAX_ROWS_PER_READ, *names, on=self._reader
         )
         epoch, position, changed, numbers = reply[0].decode(), int(reply[1]), reply[2], reply[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))

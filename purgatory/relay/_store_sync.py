@@ -34,11 +34,7 @@ from purgatory.relay._calls import backoff
 from purgatory.relay._client import StoreClient
 from purgatory.relay._follower import Follower, ReadRequest
 from purgatory.relay._membership import About, Membership
-from purgatory.relay._messages import (
-    Hint,
-    Settled,
-    decode,
-)
+from purgatory.relay._messages import Hint, Settled, decode
 from purgatory.relay._receiver import Receiver
 from purgatory.relay._store import Refused
 

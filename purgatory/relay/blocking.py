@@ -22,12 +22,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from purgatory import PurgatoryClosed
 from purgatory.relay._client import StoreClient
-from purgatory.relay._messages import (
-    MAX_VALUE_BYTES,
-    Change,
-    check_key,
-    check_version,
-)
+from purgatory.relay._messages import MAX_VALUE_BYTES, Change, check_key, check_version
 from purgatory.relay._store import Store, open_store
 
 __all__ = ["Relay"]
