@@ -185,10 +185,9 @@ class Calls:
         except NotWritten:
             raise
         except Exception as error:
-            is_unavailable = isinstance(error, RelayUnavailable)
             for call in batch:
                 call.is_perhaps_made = True
-                if call.is_bump if is_unavailable else isinstance(call.request, Change):
+                if call.is_bump:
                     call.fail(error)
             raise
         finally:

@@ -383,10 +383,10 @@ HOSTILE_SETTINGS = {
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
     "standard_conforming_strings": "off",
-    "statement_timeout": "5",  # enough for a SET
+    "statement_timeout": "50",  # enough for a SET
     "lock_timeout": "1",
     "idle_in_transaction_session_timeout": "1",
-    "idle_session_timeout": "1",
+    "idle_session_timeout": "100",
     "search_path": "hostile, pg_catalog",
 }
 
