@@ -18,7 +18,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from benchmarks.baselines.implementations import Implementation, RunState
+from benchmarks.baselines.purgatories import RunState
 from benchmarks.baselines.workload import TIMEOUT_MS, Workload
 
 BATCH = 256
@@ -49,7 +49,7 @@ class DriveResult:
     lateness_s: list[float]
 
 
-async def drive(make: Callable[[], Implementation], workload: Workload) -> DriveResult:
+async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
     """Takes a new implementation through all of `workload`, on the running loop."""
     loop, implementation, run_state = asyncio.get_running_loop(), make(), RunState()
     new_request, watch, complete = (

@@ -1,32 +1,22 @@
 """``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with
 the one before it.
 
-A million requests arrive at a given rate. Most are completed from outside when their time
-comes; the rest expire after 200 ms. `workload` describes them, `driver` makes them,
-`implementations` keep them. For each rate the implementations are measured one after the other,
-each in a process of its own. Before them comes the empty purgatory: its cost is the
-generator's own share, and the *net* cost of an implementation is its cost without that share. With
-several rounds the median of each figure counts, and the lowest and the highest are shown beside it.
+A million requests arrive at a given rate. Most are completed from outside when their time comes; the
+rest expire after 200 ms. For each rate the implementations are measured one after the other, each in
+a process of its own. Before them comes the empty purgatory: its cost is the generator's own share,
+and the *net* cost of an implementation is its cost without that share. With several rounds the
+median of each figure counts, and the lowest and the highest are shown beside it.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from itertools import product
 from math import inf, isinf
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from benchmarks.baselines.driver import DriveResult, drive
-from benchmarks.baselines.implementations import (
-    BY_NAME,
-    EMPTY,
-    OURS,
-    Named,
-    add_implementations,
-    chosen,
-)
+from benchmarks.baselines.purgatories import BY_NAME, EMPTY, OURS, add_implementations, chosen
 from benchmarks.baselines.workload import LATENCIES, Latency, Workload
 from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.options import positive
@@ -35,50 +25,21 @@ from benchmarks.report import opened_console, plain_table, write_report
 from purgatory.pipeline._programs import Program
 
 REQUESTS = 1_000_000
-RATES = (
-    10_000.0,
-    25_000.0,
-    40_000.0,
-    70_000.0,
-    105_000.0,
-    150_000.0,
-    200_000.0,
-    250_000.0,
-    300_000.0,
-    inf,
-)
-PERCENTILES = (50, 99, 99.9, 100)
+RATES = (10_000.0, 40_000.0, 105_000.0, 200_000.0, 300_000.0, inf)
+PERCENTILES = (50, 99, 100)
 """Of the lateness."""
-SPREAD = ("actual_rate", "cpu_us", "net_us")
-"""The figures whose lowest and highest are shown."""
 
+Figures = dict[str, Any]
+"""Of an implementation with a workload:
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The measurements of an implementation with a workload. `rate` is `None` for as fast as
-    possible.
-
-    Attributes:
-        own_us: the CPU time of the generator, per request; `net_us` is `cpu_us` without it.
-        lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
-        max_stall_ms: the longest CPU time that the implementation took between two ticks of the
-            generator.
-        spread: the lowest and the highest of some figures over the rounds.
-    """
-
-    loop: LoopName
-    latency: str
-    rate: float | None
-    implementation: str
-    requests: int
-    actual_rate: float
-    cpu_us: float
-    own_us: float
-    net_us: float
-    expired: float
-    lateness_ms: list[float]
-    max_stall_ms: float
-    spread: dict[str, tuple[float, float]]
+    rate           asked for, in requests a second; None for as fast as possible
+    actual_rate    at which requests were created
+    cpu_us         CPU time of a request; net_us without the generator's own
+    expired        share of the requests
+    late_ms_50     lateness of the expired, at each of `PERCENTILES`
+    max_stall_ms   the longest CPU time that it took between two ticks of the generator
+    spread         the lowest and the highest of each figure over the rounds
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,184 +58,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rate(text: str) -> float:
     """A rate of requests, `inf` for ``max``."""
-    try:
-        value = inf if text == "max" else float(text.replace(",", ""))
-    except ValueError:
-        value = 0.0
-    if not 1.0 <= value <= 1e7 and value != inf:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither 'max' nor a number of requests per second from 1 to 10,000,000"
-        )
-    return value
+    return inf if text == "max" else float(positive(text.replace(",", "")))
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures all rates, prints the tables and writes the JSON."""
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
     rates: Sequence[float] = options.rates or RATES
-    latencies = [
-        latency
-        for latency in LATENCIES
-        if options.latencies is None or latency.name in options.latencies
-    ]
+    latencies = [each for each in LATENCIES if each.name in (options.latencies or each.name)]
     compared = chosen(options)
-    console = opened_console(
-        f"load: {requests:,} requests for each of {len(compared)} implementations at "
-        f"{len(rates)} rates"
+    console = opened_console(f"load: {requests:,} requests of {compared} at {len(rates)} rates")
+    numbers = ("asked/s", "had/s", "cpu µs", "net µs", "ours/", "expired", "late ms", "stall ms")
+    caption = (
+        f"{requests:,} requests a run, medians of {options.rounds}. net: CPU without the "
+        "generator's own. ours/: our net cost divided by this one's.\nlate: how long after the "
+        "deadline requests expired, p50/p99/max. stall: longest CPU time between two ticks."
     )
-    figures: list[Figures] = []
-    for loop_name in options.loops:
-        for latency in latencies:
-            for asked in rates:
-                workloads = [
-                    (requests, asked, latency, options.seed + number)
-                    for number in range(options.rounds)
-                ]
-                rounds = [round_of(loop_name, workload, compared) for workload in workloads]
-                medians = [medians_of(same) for same in zip(*rounds, strict=True)]
-                for each in medians:
-                    console.print(line(each))
-                figures += medians
-    for loop_name in options.loops:
-        for latency in latencies:
-            same = [
-                each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)
+    runs: list[Figures] = []
+    for loop, latency in product(options.loops, latencies):
+        title = f"{latency.name} timeouts on {loop}"
+        table = plain_table(title, caption, ("implementation",), numbers, options.quick)
+        for asked in rates:
+            rounds = [
+                round_of(loop, (requests, asked, latency, options.seed + number), compared)
+                for number in range(options.rounds)
             ]
-            console.print(table(same, f"{latency.name} timeouts on {loop_name}"))
-    console.print(caption(requests, options.rounds, options.quick))
-    details = {"seed": options.seed, "rounds": options.rounds, "percentiles": PERCENTILES}
-    write_report(console, options, "load", **details, runs=list(map(asdict, figures)))
+            figures = {name: medians_of([each[name] for each in rounds]) for name in compared}
+            for name, each in figures.items():
+                cells = row(each, figures.get(OURS))
+                table.add_row(name, *cells)
+                console.print(f"{title:<24}{name:<11}", *cells[:4])
+                shown = {"loop": loop, "latency": latency.name, "implementation": name}
+                runs.append({**shown, "requests": requests, **each})
+            table.add_section()
+        console.print(table)
+    write_report(console, options, "load", seed=options.seed, rounds=options.rounds, runs=runs)
     return 0
 
 
 def round_of(
-    loop_name: LoopName,
-    workload: tuple[int, float, Latency, int],
-    compared: Iterable[Named],
-) -> list[Figures]:
+    loop: LoopName, workload: tuple[int, float, Latency, int], compared: Sequence[str]
+) -> dict[str, Figures]:
     """The figures of each implementation with the same workload, after the generator alone."""
-    own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
-    results = []
-    for each in compared:
-        driven = in_fresh_process(_measure, loop_name, each.name, *workload)
-        results.append(figures_of(loop_name, each.name, workload, driven, own))
+    own = in_fresh_process(_measure, loop, EMPTY, *workload)
+    results = {}
+    for name in compared:
+        driven, (requests, asked, *_) = in_fresh_process(_measure, loop, name, *workload), workload
+        late = driven.lateness_s
+        results[name] = {
+            "rate": None if isinf(asked) else asked,
+            "actual_rate": requests / driven.created_s,
+            "cpu_us": driven.cpu_s / requests * 1e6,
+            "net_us": (driven.cpu_s - own.cpu_s) / requests * 1e6,
+            "expired": len(late) / requests,
+            "max_stall_ms": driven.max_stall_s * 1e3,
+        }
+        for part in PERCENTILES if late else ():
+            position = round((len(late) - 1) * part / 100)
+            results[name][f"late_ms_{part}"] = late[position] * 1e3
     return results
 
 
 def _measure(
-    loop_name: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int
+    loop: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int
 ) -> DriveResult:
-    return run_on(loop_name, drive(BY_NAME[name].make, Workload(requests, asked, latency, seed)))
-
-
-def figures_of(
-    loop_name: LoopName,
-    name: str,
-    workload: tuple[int, float, Latency, int],
-    driven: DriveResult,
-    own: DriveResult,
-) -> Figures:
-    """The figures of an implementation, given the cost of the generator alone."""
-    requests, asked, latency, _ = workload
-    late = driven.lateness_s
-    return Figures(
-        loop=loop_name,
-        latency=latency.name,
-        rate=None if isinf(asked) else asked,
-        implementation=name,
-        requests=requests,
-        actual_rate=requests / driven.created_s,
-        cpu_us=driven.cpu_s / requests * 1e6,
-        own_us=own.cpu_s / requests * 1e6,
-        net_us=(driven.cpu_s - own.cpu_s) / requests * 1e6,
-        expired=len(late) / requests,
-        lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES]
-        if late
-        else [],
-        max_stall_ms=driven.max_stall_s * 1e3,
-        spread={},
-    )
+    return run_on(loop, drive(BY_NAME[name], Workload(requests, asked, latency, seed)))
 
 
 def medians_of(rounds: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds, and the spread of some."""
-    merged: dict[str, Any] = asdict(rounds[0])
-    for name, value in merged.items():
-        values = [getattr(each, name) for each in rounds]
-        if isinstance(value, float) and name != "rate":
-            merged[name] = median(values)
-        elif isinstance(value, list):
-            merged[name] = [median(column) for column in zip(*values, strict=False)]
-    for name in SPREAD:
-        values = [getattr(each, name) for each in rounds]
-        merged["spread"][name] = (min(values), max(values))
-    return Figures(**merged)
+    """The median of each figure over the rounds, and its spread."""
+    measured = [name for name in rounds[0] if name != "rate"]
+    values = {name: [each[name] for each in rounds if name in each] for name in measured}
+    return {
+        "rate": rounds[0]["rate"],
+        **{name: median(numbers) for name, numbers in values.items()},
+        "spread": {name: (min(numbers), max(numbers)) for name, numbers in values.items()},
+    }
 
 
-def line(each: Figures) -> str:
-    """The line that is printed as soon as an implementation is measured."""
-    asked = "max" if each.rate is None else f"{each.rate:,.0f}"
-    return (
-        f"{each.latency:<5}{asked:>9}/s "
-        f"{each.implementation:<11}{each.actual_rate:>10,.0f}/s{each.cpu_us:>8.2f} µs"
-    )
+def row(each: Figures, ours: Figures | None) -> list[str]:
+    """The cells of an implementation at a rate."""
 
+    def with_spread(name: str, form: str) -> str:
+        low, high = each["spread"][name]
+        text = format(each[name], form)
+        return text if low == high else f"{text} ({format(low, form)} to {format(high, form)})"
 
-def table(figures: Sequence[Figures], title: str) -> Table:
-    """A line for each rate and implementation."""
-    numbers = (
-        "asked/s",
-        "had/s",
-        "cpu µs",
-        "net µs",
-        "ours/",
-        "expired",
-        "late ms",
-        "max stall ms",
-    )
-    result = plain_table(title, "", ("implementation",), numbers)
-    ours = {each.rate: each.net_us for each in figures if each.implementation == OURS.name}
-    last_rate: float | None = -1.0
-    for each in figures:
-        if each.rate != last_rate:
-            result.add_section()
-        last_rate = each.rate
-        comparable = each.rate in ours and each.implementation != OURS.name and each.net_us > 0.0
-        late = (
-            [f"{each.lateness_ms[PERCENTILES.index(part)]:.1f}" for part in (50, 99, 100)]
-            if each.lateness_ms
-            else []
-        )
-        result.add_row(
-            each.implementation,
-            "max" if each.rate is None else f"{each.rate:,.0f}",
-            with_spread(each, "actual_rate", ",.0f"),
-            f"{each.cpu_us:.2f}",
-            with_spread(each, "net_us", ".2f"),
-            f"{ours[each.rate] / each.net_us:.2f}" if comparable else "",
-            f"{each.expired:.1%}",
-            "/".join(late),
-            f"{each.max_stall_ms:.1f}",
-        )
-    return result
-
-
-def with_spread(each: Figures, name: str, form: str) -> str:
-    """A figure, with its lowest and highest if these differ."""
-    low, high = each.spread[name]
-    text = format(getattr(each, name), form)
-    return text if low == high else f"{text} ({format(low, form)} to {format(high, form)})"
-
-
-def caption(requests: int, rounds: int, quick: bool) -> str:
-    text = (
-        f"{requests:,} requests a run, medians of {rounds}. cpu: CPU time per request; net: "
-        "without the generator's own share."
-        "\nours/: our net cost divided by this one's. late: how long after the deadline "
-        "requests expired, p50/p99/max."
-        "\nmax stall: longest CPU time between two ticks of the generator."
-    )
-    return text + ("\nQUICK: far too few requests; these figures prove nothing." if quick else "")
+    comparable = ours is not None and ours is not each and each["net_us"] > 0.0
+    late = [f"{each[name]:.1f}" for part in PERCENTILES if (name := f"late_ms_{part}") in each]
+    return [
+        "max" if each["rate"] is None else f"{each['rate']:,.0f}",
+        with_spread("actual_rate", ",.0f"),
+        f"{each['cpu_us']:.2f}",
+        with_spread("net_us", ".2f"),
+        f"{ours['net_us'] / each['net_us']:.2f}" if ours and comparable else "",
+        f"{each['expired']:.1%}",
+        "/".join(late),
+        f"{each['max_stall_ms']:.1f}",
+    ]
 
 
 PROGRAM = Program(

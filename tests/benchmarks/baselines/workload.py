@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, cycle
 from math import inf, log
 
-from benchmarks.baselines.implementations import NEVER_MS
+from benchmarks.baselines.purgatories import NEVER_MS
 
 TIMEOUT_MS = 200
 POSSIBLE_KEYS = 100
