@@ -3,7 +3,6 @@ it."""
 
 import argparse
 import importlib.util
-from math import inf
 from pathlib import Path
 
 from benchmarks.cases import LoopName
@@ -46,21 +45,7 @@ def add_common_options(
         action="store_true",
         help="do a small part: shows that it runs, and proves nothing",
     )
-    parser.add_argument(
-        "--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too"
-    )
-
-
-def writable_file(name: str) -> Path:
-    """A path to write to."""
-    path = Path(name)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{name!r} is a directory")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"cannot write {name!r}: there is no directory {str(path.parent)!r}"
-        )
-    return path
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
 
 
 def checkout(text: str) -> Path:
@@ -81,28 +66,18 @@ def positive(text: str) -> int:
     return number
 
 
-def more_than_zero(text: str) -> float:
-    """A finite number of seconds, more than zero."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
-    return number
-
-
 def loops(name: str) -> tuple[LoopName, ...]:
     """The loops that a value of ``--loop`` names."""
-    if name == "asyncio":
-        return ("asyncio",)
-    if name not in ("uvloop", "both"):
-        raise argparse.ArgumentTypeError(f"expected asyncio, uvloop or both, got {name!r}")
-    if not has_uvloop():
+    named: dict[str, tuple[LoopName, ...]] = {
+        "asyncio": ("asyncio",),
+        "uvloop": ("uvloop",),
+        "both": ("asyncio", "uvloop"),
+    }
+    if name not in named or (name != "asyncio" and not has_uvloop()):
         raise argparse.ArgumentTypeError(
-            f"{name!r} needs uvloop, which is not installed: pip install uvloop"
+            f"expected asyncio, or with uvloop installed uvloop or both, got {name!r}"
         )
-    return ("uvloop",) if name == "uvloop" else ("asyncio", "uvloop")
+    return named[name]
 
 
 def has_uvloop() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.cases import QUICK_DIVISOR, Case
 from benchmarks.http.rows import Load
-from benchmarks.options import add_common_options, more_than_zero, positive
+from benchmarks.options import add_common_options, positive
 from benchmarks.process import raise_file_limit
 from benchmarks.runner import run_cases
 from purgatory.pipeline._programs import Program
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--polls", type=positive, action="append", metavar="N", help=polls)
     for name, kind, metavar, default, meaning in (
         ("--rounds", positive, "N", 5, "runs of each handler"),
-        ("--seconds", more_than_zero, "S", 5.0, "length of a run"),
-        ("--check-interval", more_than_zero, "S", 1.0, "their handler's looks for its client"),
+        ("--seconds", float, "S", 5.0, "length of a run"),
+        ("--check-interval", float, "S", 1.0, "their handler's looks for its client"),
     ):
         text = f"{meaning} (default: %(default)s)"
         add(name, type=kind, default=default, metavar=metavar, help=text)

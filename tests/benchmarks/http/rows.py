@@ -4,7 +4,6 @@ measurements."""
 import asyncio
 import contextlib
 import json
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +60,9 @@ class Load:
             "rate": ANSWERS_PER_SECOND / POLLS_PER_EVENT,
             "rounds": rounds,
             "seconds": 0.3 if setting.quick else self.seconds,
-            **common(setting, self.check_interval),
+            "loop": setting.loop_name,
+            "seed": setting.random.randrange(2**32),
+            "check_interval": self.check_interval,
         }
         runs: list[Json] = []
         async with contextlib.aclosing(measured(job)) as results:
@@ -98,27 +99,11 @@ def compared(runs: Sequence[Json], figure: str) -> Measured:
 # -- the processes
 
 
-def common(setting: Setting, check_interval: float = 1.0) -> Json:
-    """The parameters of server and clients in every row."""
-    return {
-        "loop": setting.loop_name,
-        "seed": setting.random.randrange(2**32),
-        "check_interval": check_interval,
-    }
-
-
-async def started(module: str, *arguments: str) -> Process:
-    """A process that runs a module."""
-    command, env = run_module(module, *arguments)
-    return await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
-
-
 @contextlib.asynccontextmanager
-async def server(job: Json) -> AsyncIterator[Process]:
-    """A server process, which is killed at the end of the block. Its first line of output is its
-    port."""
-    options = ("--loop", job["loop"], "--check-interval", str(job["check_interval"]))
-    process = await started("benchmarks.http.service", *options)
+async def process(module: str, *arguments: str) -> AsyncIterator[Process]:
+    """A process that runs a module, and is killed at the end of the block."""
+    command, env = run_module(module, *arguments)
+    process = await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
     try:
         yield process
     finally:
@@ -127,29 +112,19 @@ async def server(job: Json) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def clients(process: Process, job: Json) -> AsyncGenerator[Json, None]:
-    """The measurements of a server's clients, each with the time of its arrival.
+async def measured(job: Json) -> AsyncGenerator[Json, None]:
+    """The measurements of clients on a server of their own.
 
     Raises:
         RuntimeError: the clients have failed.
     """
-    assert process.stdout is not None
-    port = (await process.stdout.readline()).decode().strip()
-    load = await started("benchmarks.http.clients", port, json.dumps(job))
-    try:
-        assert load.stdout is not None
-        async for line in load.stdout:
-            yield {**json.loads(line), "received_at": time.monotonic()}
-        if status := await load.wait():
-            raise RuntimeError(f"the clients ended with status {status}")
-    finally:
-        if load.returncode is None:
-            load.kill()
-            await load.wait()
-
-
-async def measured(job: Json) -> AsyncGenerator[Json, None]:
-    """The same, on a server of its own."""
-    async with server(job) as process, contextlib.aclosing(clients(process, job)) as results:
-        async for result in results:
-            yield result
+    options = ("--loop", job["loop"], "--check-interval", str(job["check_interval"]))
+    async with process("benchmarks.http.service", *options) as server:
+        assert server.stdout is not None
+        port = (await server.stdout.readline()).decode().strip()
+        async with process("benchmarks.http.clients", port, json.dumps(job)) as clients:
+            assert clients.stdout is not None
+            async for line in clients.stdout:
+                yield json.loads(line)
+            if status := await clients.wait():
+                raise RuntimeError(f"the clients ended with status {status}")

@@ -23,10 +23,8 @@ from benchmarks.measure import (
 )
 from benchmarks.micro.timer_rows import (
     LATEST,
-    SAME_DELAYS,
     SOONEST,
     TIMEOUT,
-    differing,
     not_yet_due,
     start_pending,
     starting_and_cancelling,
@@ -73,40 +71,27 @@ class Never(DelayedOperation[None]):
 AnyPurgatory = Purgatory[DelayedOperation[Any]]
 
 
-async def cycle(pending: int, spread: float, setting: Setting) -> Measured:
-    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key,
-    while `pending` others wait.
+async def cycle(setting: Setting) -> Measured:
+    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key.
 
-    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending,
-    which is the least that any timeout can cost on the loop. The delays are `TIMEOUT` and up to
-    `spread` more.
+    Against the loop's `call_later` + `cancel`, which is the least that any timeout can cost on the
+    loop.
     """
-    call_later = asyncio.get_running_loop().call_later
-    delays = differing(spread, setting)
     async with AnyPurgatory() as purgatory:
-        with not_yet_due(pending):
-            start_pending(call_later, pending, setting)
-            pending = setting.size(pending)
-            for number in range(pending):
-                operation = Never(SOONEST + (LATEST - SOONEST) * number / pending)
-                purgatory.try_complete_else_watch(operation, (-number - 1,))
-            return await compare(
-                cycling(purgatory, delays),
-                starting_and_cancelling(call_later, delays),
-                setting.rounds(),
-            )
+        theirs = starting_and_cancelling(asyncio.get_running_loop().call_later)
+        return await compare(cycling(purgatory), theirs, setting.rounds())
 
 
-def cycling(purgatory: AnyPurgatory, delays: Sequence[float] = SAME_DELAYS) -> Contender:
-    log, pending = Log(), purgatory.pending
+def cycling(purgatory: AnyPurgatory) -> Contender:
+    log = Log()
     for first in count(1, BATCH):
-        yield partial(_cycle, purgatory, log, zip(range(first, first + BATCH), delays, strict=True))
-        assert purgatory.pending == pending
+        yield partial(_cycle, purgatory, log, range(first, first + BATCH))
+        assert not purgatory.pending
 
 
-async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple[int, float]]) -> None:
-    for offset, delay in offsets:
-        purgatory.try_complete_else_watch(Fetch(log, offset, delay), (offset,))
+async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
+    for offset in offsets:
+        purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
 

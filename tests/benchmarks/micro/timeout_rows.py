@@ -2,7 +2,7 @@
 asyncio."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import repeat
@@ -10,45 +10,23 @@ from itertools import repeat
 import purgatory
 from benchmarks.cases import Setting
 from benchmarks.measure import BATCH, Contender, Measured, compare, own_copy
-from benchmarks.micro.timer_rows import LATEST, SOONEST, TIMEOUT, differing, not_yet_due
+from benchmarks.micro.timer_rows import TIMEOUT
 
 Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
 
 
-async def enter_and_leave(pending: int, spread: float, setting: Setting) -> Measured:
-    """`async with timeout(30): pass`, one after another in one task and one iteration of the loop.
-
-    The delays are `TIMEOUT` and up to `spread` more; `pending` others were entered and not left.
-    """
-    delays = differing(spread, setting)
-    pending = setting.size(pending)
+async def enter_and_leave(setting: Setting) -> Measured:
+    """`async with timeout(30): pass`, one after another in one task and one iteration of the
+    loop."""
     sides: tuple[Timeout, Timeout] = (purgatory.timeout, asyncio.timeout)
-    with not_yet_due(pending):
-        entered = [
-            await enter(timeout(SOONEST + (LATEST - SOONEST) * number / pending))
-            for timeout in sides
-            for number in range(pending)
-        ]
-        ours, theirs = (
-            repeat(partial(own_copy(_enter_and_leave), timeout, delays)) for timeout in sides
-        )
-        measured = await compare(ours, theirs, setting.rounds())
-        for each in entered:
-            await each.__aexit__(None, None, None)
-    return measured
+    ours, theirs = (repeat(partial(own_copy(_enter_and_leave), timeout)) for timeout in sides)
+    return await compare(ours, theirs, setting.rounds())
 
 
-async def enter(
-    timeout: AbstractAsyncContextManager[object],
-) -> AbstractAsyncContextManager[object]:
-    await timeout.__aenter__()
-    return timeout
-
-
-async def _enter_and_leave(timeout: Timeout, delays: Iterable[float]) -> None:
-    for delay in delays:
-        async with timeout(delay):
+async def _enter_and_leave(timeout: Timeout) -> None:
+    for _ in range(BATCH):
+        async with timeout(TIMEOUT):
             pass
 
 

@@ -56,36 +56,14 @@ def differing(spread: float, setting: Setting) -> list[float]:
     return delays
 
 
-async def full_against_empty(pending: int, setting: Setting) -> Measured:
-    """`call_later` + `cancel` on a wheel with many pending timers, against the same on an empty
-    wheel."""
-    full, empty = WheelTimer().call_later, WheelTimer().call_later
-    with not_yet_due(pending):
-        start_pending(full, pending, setting)
-        return await compare(
-            starting_and_cancelling(full), starting_and_cancelling(empty), setting.rounds()
-        )
-
-
-async def replace_at_random_among(
-    pending: int, delays: tuple[float, float], setting: Setting
-) -> Measured:
-    """Each step cancels a random live timer, and starts another in its place, whose delay lies
-    between `delays`.
-
-    Both sides take the same steps.
-    """
-    call_later, own_call_later = WheelTimer().call_later, asyncio.get_running_loop().call_later
+async def replace_at_random_among(pending: int, setting: Setting) -> Measured:
+    """Each step cancels a random live timer, and starts another in its place; both sides take the
+    same steps."""
     seed = setting.random.random()
     with not_yet_due(pending):
-        ours = replacing(
-            call_later, start_pending(call_later, pending, setting), delays, random.Random(seed)
-        )
-        theirs = replacing(
-            own_call_later,
-            start_pending(own_call_later, pending, setting),
-            delays,
-            random.Random(seed),
+        ours, theirs = (
+            replacing(call_later, start_pending(call_later, pending, setting), random.Random(seed))
+            for call_later in (WheelTimer().call_later, asyncio.get_running_loop().call_later)
         )
         return await compare(ours, theirs, setting.rounds())
 
@@ -102,22 +80,17 @@ async def _start_and_cancel(call_later: CallLater, delays: Sequence[float]) -> N
         call_later(delay, nothing).cancel()
 
 
-def replacing(
-    call_later: CallLater, live: list[Timer], delays: tuple[float, float], rng: random.Random
-) -> Contender:
+def replacing(call_later: CallLater, live: list[Timer], rng: random.Random) -> Contender:
     """The contender whose batch replaces `BATCH` random live timers."""
     batch = own_copy(_replace)
     while True:
-        steps = [(rng.randrange(len(live)), rng.uniform(*delays)) for _ in range(BATCH)]
-        yield partial(batch, call_later, live, steps)
+        yield partial(batch, call_later, live, [rng.randrange(len(live)) for _ in range(BATCH)])
 
 
-async def _replace(
-    call_later: CallLater, live: list[Timer], steps: Iterable[tuple[int, float]]
-) -> None:
-    for index, delay in steps:
+async def _replace(call_later: CallLater, live: list[Timer], steps: Iterable[int]) -> None:
+    for index in steps:
         live[index].cancel()
-        live[index] = call_later(delay, nothing)
+        live[index] = call_later(TIMEOUT, nothing)
 
 
 def nothing() -> None:
