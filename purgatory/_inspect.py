@@ -11,29 +11,28 @@ the oldest operations; and the more watchers a key has, the more likely the samp
 
 In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000, and of their waits some 200.
 
-CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
+CPython iterates over the deleted slots of a dictionary, too, so a large dictionary of keys is
+skipped.
 """
 
 from asyncio import get_running_loop
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from heapq import nlargest, nsmallest
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from math import ceil, inf
 from operator import attrgetter
 from sys import getsizeof
 from typing import Any, Final, NamedTuple, final, overload
 
-from purgatory._core.buckets import Chunk as EntryChunk
-from purgatory._core.buckets import Level
 from purgatory._core.operation import Operation
 from purgatory._core.purgatory import Purgatory
+from purgatory._core.rings import Ring
 from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
 from purgatory._core.thresholds import ThresholdPurgatory
-from purgatory._core.watch_lists import Chunk, WatchLinks, as_tuple
-from purgatory._core.wheel import TimingWheel
+from purgatory._core.watch_lists import WatchList, keys_of
+from purgatory._core.wheel import Level, TimingWheel
 
 MAX_BINS: Final = 120
 """Number of sectors into which the time span of a level is divided."""
@@ -57,12 +56,8 @@ result."""
 MAX_WAITS: Final = 200
 """Limit of waits sampled from a `ThresholdPurgatory`."""
 
-MAX_SCANNED_BYTES: Final = 8 * 1024 * 1024
-"""Limit of the total size of the buckets' dictionaries that are iterated over, in bytes. The limit
-for the dictionary of keys is half of it."""
-
-MAX_CHUNKS: Final = 4096
-"""Limit of chunks visited to count the watchers of all sampled keys."""
+MAX_SCANNED_BYTES: Final = 4 * 1024 * 1024
+"""Limit of the size of a dictionary of keys that is iterated over, in bytes."""
 
 _waiting = attrgetter("waiting")
 
@@ -89,8 +84,6 @@ class WatchedKey(NamedTuple):
 
     key: Hashable
     waiting: int
-    is_at_least: bool
-    """Whether there may be more, because counting stopped at its limit."""
 
 
 @final
@@ -217,9 +210,9 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
     moving = sum(map(len, wheel.draining()))
     operations = _sample_operations(wheel, purgatory._by_key)
     waiting = [_describe(operation) for operation in operations]
-    watched = _count_watchers(operations, purgatory._by_key)
+    watched = _count_watchers(operations, purgatory)
     missed = [
-        MissedTrigger(kind, *_keys(keys), timeout, when)
+        MissedTrigger(kind, keys[:PER_KEY], max(len(keys) - PER_KEY, 0), timeout, when)
         for kind, keys, timeout, when in reversed(purgatory._recent_missed_triggers)
     ]
     statistics = purgatory.statistics()
@@ -244,7 +237,7 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
     if purgatory._loop_wheel.is_bound:
         purgatory._bind(f"inspect {purgatory.name}")
     queues = purgatory._queues
-    is_small = _size(queues) <= MAX_SCANNED_BYTES // 2
+    is_small = _size(queues) <= MAX_SCANNED_BYTES
     sample = list(islice(queues.values(), MAX_SKIPPED if is_small else 0))
     watched = [
         WatchedThreshold(
@@ -312,25 +305,20 @@ def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
 def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[Operation]:
     """Returns operations from the front of buckets and of watch lists, each once."""
     found: dict[Operation, None] = {}
-    budget = MAX_SCANNED_BYTES
-    for chunk in _sample_chunks(wheel):
-        budget -= _size(chunk)
-        if budget < 0:
-            break
+    for bucket in _sample_buckets(wheel):
         # The entries of a purgatory's wheel are its operations.
-        found.update(dict.fromkeys(islice(chunk, PER_BUCKET)))  # type: ignore[arg-type]
-    if _size(by_key) <= MAX_SCANNED_BYTES // 2:
+        found.update(dict.fromkeys(bucket.links(PER_BUCKET)))
+    if _size(by_key) <= MAX_SCANNED_BYTES:
         for waiting in islice(by_key.values(), MAX_KEYS):
-            if type(waiting) is Chunk:
-                found.update(dict.fromkeys(islice(waiting or waiting.after or (), PER_KEY)))
+            if type(waiting) is WatchList:
+                found.update(dict.fromkeys(waiting.operations(PER_KEY)))
             else:
                 found[waiting] = None
     return [operation for operation in found if not operation.is_completed]
 
 
-def _sample_chunks(wheel: TimingWheel) -> Iterator[EntryChunk]:
-    """The first chunks of some buckets of each level: the buckets due next, and an even selection
-    of the others."""
+def _sample_buckets(wheel: TimingWheel) -> Iterator[Ring]:
+    """Some buckets of each level: those due next, and an even selection of the others."""
     yield from filter(None, wheel.draining()[:MAX_FRONTS])
     for level in reversed(wheel.levels):
         buckets = level.buckets
@@ -339,7 +327,7 @@ def _sample_chunks(wheel: TimingWheel) -> Iterator[EntryChunk]:
         )
         first, others = numbers[: MAX_FRONTS // 2], numbers[MAX_FRONTS // 2 :]
         for number in first + others[:: max(ceil(len(others) / (MAX_FRONTS // 2)), 1)]:
-            yield from filter(None, buckets[number].chunks()[:1])
+            yield buckets[number]
 
 
 def _describe(operation: Operation) -> WaitingOperation:
@@ -348,48 +336,27 @@ def _describe(operation: Operation) -> WaitingOperation:
         started_at = operation._op_record.started_at
     elif timeout is not None and deadline is not None:
         started_at = deadline - timeout
-    return WaitingOperation(
-        type(operation).__name__, *_keys(operation._op_links), started_at, deadline
-    )
+    return WaitingOperation(type(operation).__name__, *_keys(operation), started_at, deadline)
 
 
-def _keys(links: WatchLinks) -> tuple[tuple[Hashable, ...], int]:
-    """The first keys of an operation's watch links, and the number of further keys."""
-    all_links = as_tuple(links)
-    keys = tuple([link.key if type(link) is Chunk else link for link in all_links[:PER_KEY]])
-    return keys, len(all_links) - len(keys)
+def _keys(operation: Operation, most: int = PER_KEY) -> tuple[tuple[Hashable, ...], int]:
+    """The first keys of an operation, and the number of further keys."""
+    links = operation._op_links
+    if type(links) is not tuple:
+        return keys_of(links), 0
+    return keys_of(links[:most]), max(len(links) - most, 0)
 
 
-def _count_watchers(
-    operations: list[Operation], by_key: Mapping[Hashable, Any]
-) -> list[WatchedKey]:
-    """The keys of some operations, each with the number of its watchers. Cost: O(these keys), and
-    at most `MAX_CHUNKS` chunks."""
-    counted: list[WatchedKey] = []
-    seen: set[int] = set()
-    left = MAX_CHUNKS
+def _count_watchers(operations: list[Operation], purgatory: Purgatory[Any]) -> list[WatchedKey]:
+    """The keys of some operations, each with the number of its watchers. Cost: O(these keys)."""
+    counted: dict[Hashable, int] = {}
     for operation in operations:
-        for link in as_tuple(operation._op_links)[:MAX_KEYS]:
-            first: Any = None
-            if type(link) is Chunk:
-                first = link
-            else:
-                with suppress(BaseException):  # a key that has changed may raise
-                    first = by_key.get(link)
-                if type(first) is not Chunk:
-                    counted.append(WatchedKey(link, 1, False))
-                    continue
-            chunk: Chunk | None = first if first.first is None else first.first
-            if id(chunk) in seen:
-                continue
-            seen.add(id(chunk))
-            waiting = 0
-            while chunk is not None and left > 0:
-                waiting += len(chunk)
-                chunk = chunk.after
-                left -= 1
-            counted.append(WatchedKey(first.key, waiting, chunk is not None))
-    return counted
+        for key in _keys(operation, MAX_KEYS)[0]:
+            waiting, check = purgatory._by_key.get(key), purgatory._checks.get(key)
+            # A check in progress is a link of the list, too.
+            is_checked = check is not None and check.has_begun
+            counted[key] = len(waiting) - is_checked if isinstance(waiting, WatchList) else 1
+    return list(starmap(WatchedKey, counted.items()))
 
 
 def _size(table: Mapping[Any, Any]) -> int:

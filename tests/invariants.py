@@ -12,14 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 from purgatory._core import (
-    buckets,
     closing,
     dispatcher,
     loop,
     purgatory,
     thresholds,
     watch_lists,
-    wheel,
 )
 from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.watch_lists import KeyCheck, keys_of
@@ -67,15 +65,13 @@ def is_empty(it: Any) -> bool:
 
 
 @contextmanager
-def small_bounds(capacity: int = 4, steps: int = 8, stage: float = 10.0) -> Iterator[None]:
-    """Lists of `capacity` entries, `steps` for an iteration, far deadlines in stages of `stage`
-    seconds."""
+def small_bounds(steps: int = 8, stage: float = 10.0) -> Iterator[None]:
+    """`steps` for an iteration, far deadlines in stages of `stage` seconds."""
     bounds: list[tuple[Any, str, float]] = [
         *(
             (module, "MAX_PER_ITERATION", steps)
             for module in (dispatcher, closing, purgatory, watch_lists, loop, thresholds)
         ),
-        *((module, "CHUNK_CAPACITY", capacity) for module in (watch_lists, buckets, wheel)),
         (dispatcher, "SLICE", max(steps // 4, 1)),
         (loop, "MAX_TIMER_DELAY", stage),
     ]

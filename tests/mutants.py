@@ -2,7 +2,7 @@
 
     $ python tests/mutants.py --count 20 --seed 1
     wheel.py:288         if self._budget > 0  ->  if False                       test_wheel.py
-    clock.py:81          ticks < MAX_TICK  ->  ticks <= MAX_TICK                 -
+    wheel.py:81          ticks < MAX_TICK  ->  ticks <= MAX_TICK                 -
     ...
     the nearest file notices 17 of 20
 
@@ -31,7 +31,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 NEAREST = {
-    "buckets": ("test_wheel.py", "test_bounds.py"),
     "closing": ("test_closing.py", "test_threshold_bursts.py", "test_model_purgatory.py"),
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "dispatcher": ("test_fairness.py", "test_bounds.py", "test_model_purgatory.py"),
@@ -42,6 +41,7 @@ NEAREST = {
     "thresholds": ("test_thresholds.py", "test_threshold_bursts.py", "test_threshold_observers.py"),
     "observers": ("test_observers.py", "test_threshold_observers.py"),
     "watch_lists": ("test_model_purgatory.py", "test_key_check.py", "test_random_histories.py"),
+    "wheel": ("test_wheel.py", "test_clock.py", "test_bounds.py"),
     "wheel_timer": ("test_wheel_timer.py", "test_arguments.py"),
 }
 """Test files of modules that have several, or none with the module's name."""

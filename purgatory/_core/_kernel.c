@@ -21,25 +21,26 @@
 /* ---- classes, slots and constants passed in by Python, and the names of called Python methods */
 
 #define CLASSES(X) /* name in C, module and name in Python */ \
-    X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") \
-    X(Drain, "buckets.Drain") X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") \
+    X(Entry, "wheel.TimerEntry") X(Bucket, "wheel.Bucket") X(Wheel, "wheel.TimingWheel") \
+    X(Binding, "loop.LoopBinding") \
     X(LoopWheel, "loop.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
-    X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
+    X(Watch, "watch_lists.Watch") X(WatchList, "watch_lists.WatchList") \
+    X(Watchers, "watch_lists.Watchers") \
     X(Purgatory, "purgatory.Purgatory") \
     X(KeyCheck, "watch_lists.KeyCheck") \
     X(Record, "observers.Record") X(Notifier, "observers.Notifier")
 
 #define FIELDS(X) \
-    X(Bucket, chunk) X(Bucket, number) X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
+    X(Bucket, number) X(Bucket, wheel) \
     X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _until) X(Wheel, _rate) \
     X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
-    X(WatchChunk, first) X(WatchChunk, last) X(WatchChunk, after) X(WatchChunk, key) \
+    X(Watch, key) X(Watch, operation) X(WatchList, by_key) X(WatchList, key) \
     X(Watchers, by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
     X(Purgatory, _has_limits) X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) \
     X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _watchers) X(Purgatory, _wheel) \
@@ -56,7 +57,7 @@
     X(LOOP_TIME) X(TIME)
 
 #define NAMES(X) \
-    X(CHUNK_CAPACITY) X(add) X(remove) X(join) X(pop) X(_unlink_chunk) X(_claim) \
+    X(add) X(pop) X(_share) X(emptied) \
     X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
@@ -65,7 +66,6 @@
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
     X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
-    X(wheel_remove, 2, 2, "wheel.TimingWheel.remove") \
     X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
     X(timer_call_later, 3, 64, "wheel_timer.WheelTimer.call_later") \
     X(timer_call_at, 3, 64, "wheel_timer.WheelTimer.call_at") \
@@ -76,7 +76,6 @@
     X(watchers_remove, 3, 3, "watch_lists.Watchers.remove") \
     X(watchers_join, 4, 4, "watch_lists.Watchers.join") \
     X(watchers_add, 3, 3, "watch_lists.Watchers.add") \
-    X(purgatory_claim, 3, 3, "purgatory.Purgatory._claim") \
     X(purgatory_expire, 2, 2, "purgatory.Purgatory._expire") \
     X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
     X(op_finish_now, 1, 1, "operation.finish") \
@@ -94,8 +93,8 @@
     X(notifier_operation_ended, 4, 4, "observers.Notifier.operation_ended")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(EntryBase) X(ChunkBase) X(OperationBase) X(WatchListBase) X(PurgatoryBase) \
-    X(WatchersBase) X(IteratorType)
+    X(Twin_Type) X(LinkBase) X(RingBase) X(EntryBase) X(OperationBase) X(PurgatoryBase) \
+    X(WatchersBase)
 
 typedef struct Twin Twin;
 
@@ -300,73 +299,184 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     return 0;
 }
 
-/* Whether a chunk of that size takes another entry. Capacities are powers of two, so no other size
-   has to be compared with the global, which tests lower. */
-static int has_room(Twin *self, Py_ssize_t size) {
-    if (size < 2 || (size & (size - 1)) != 0) return 1;
-    State *st = self->st;
-    PyObject *globals = PyFunction_GET_GLOBALS(self->python);
-    PyObject *capacity = PyDict_GetItemWithError(globals, st->s_CHUNK_CAPACITY);
-    return capacity != NULL && PyLong_CheckExact(capacity) && size < PyLong_AsSsize_t(capacity);
-}
+/* ---- BASES of rings.Link, rings.Ring and wheel.TimerEntry
 
-/* ---- chunks are lists with `first`, `last` and `size`, linked by `before` and `after` */
+   A ring owns its links. A link borrows its ring, which removes all its links before it is freed. */
 
-#define APPEND(chunk, item) do { \
-    (item)->before = (chunk)->last; \
-    (item)->after = NULL; \
-    if ((chunk)->last != NULL) (chunk)->last->after = (item); \
-    else (chunk)->first = (item); \
-    (chunk)->last = (item); \
-    (chunk)->size++; \
-} while (0)
-#define UNLINK(chunk, item) do { \
-    if ((item)->before != NULL) (item)->before->after = (item)->after; \
-    else (chunk)->first = (item)->after; \
-    if ((item)->after != NULL) (item)->after->before = (item)->before; \
-    else (chunk)->last = (item)->before; \
-    (chunk)->size--; \
-} while (0)
-
-/* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list, linked through its entries
-
-   The chunk in Python is a dictionary, so this one has the same interface: `chunk[entry] = None`,
-   `del chunk[entry]`. A chunk owns its entries. An entry borrows its chunk, which removes all its
-   entries before it is freed. An assignment to `_timer_chunk` only removes the entry from another
-   chunk; adding the entry to a chunk has set the field already. */
-
-typedef struct Entry Entry;
+typedef struct Link Link;
 typedef struct {
     PyObject_HEAD
-    PyObject *wheel;
-    Entry *first, *last;
+    Link *first, *last;
     Py_ssize_t size;
-} Chunk;
-struct Entry {
+} Ring;
+struct Link {
     PyObject_HEAD
-    double deadline; /* see get_time */
-    Chunk *chunk;
-    Entry *before, *after;
+    Ring *ring;
+    Link *before, *after;
 };
-#define CHUNK(entry) (((Entry *)(entry))->chunk)
+typedef struct {
+    Link link;
+    double deadline; /* see get_time */
+} Entry;
+#define RING(link) (((Link *)(link))->ring)
 #define DEADLINE(entry) (((Entry *)(entry))->deadline)
 
-static void link_entry(Chunk *chunk, Entry *entry) { /* the entry must be in no chunk */
-    entry->chunk = chunk;
-    APPEND(chunk, entry);
-    Py_INCREF(entry);
+/* puts a link, which is in no ring, behind another one, or at the front */
+static void insert_behind(Ring *ring, Link *before, Link *link) {
+    Link *after = before != NULL ? before->after : ring->first;
+    link->ring = ring;
+    link->before = before;
+    link->after = after;
+    *(before != NULL ? &before->after : &ring->first) = link;
+    *(after != NULL ? &after->before : &ring->last) = link;
+    ring->size++;
+    Py_INCREF(link);
 }
-static void unlink_entry(Entry *entry) {
-    UNLINK(entry->chunk, entry);
-    entry->chunk = NULL;
-    entry->before = entry->after = NULL;
-    Py_DECREF(entry);
+static void append(Ring *ring, PyObject *link) { insert_behind(ring, ring->last, (Link *)link); }
+
+static void unlink_only(Link *link) { /* without telling that the ring is empty */
+    Ring *ring = link->ring;
+    *(link->before != NULL ? &link->before->after : &ring->first) = link->after;
+    *(link->after != NULL ? &link->after->before : &ring->last) = link->before;
+    link->ring = NULL;
+    link->before = link->after = NULL;
+    ring->size--;
+    Py_DECREF(link);
+}
+static int emptied(State *st, PyObject *ring);
+static int remove_link(State *st, PyObject *link) { /* 0 if it is in no ring; -1 is an exception */
+    Ring *ring = RING(link);
+    if (ring == NULL) return 0;
+    Py_INCREF(ring);
+    unlink_only((Link *)link);
+    int failed = ring->size == 0 && emptied(st, (PyObject *)ring);
+    Py_DECREF(ring);
+    return failed ? -1 : 1;
 }
 
 static PyObject *no_attribute(PyObject *self, const char *name) {
     return PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '%s'",
         Py_TYPE(self)->tp_name, name);
 }
+static struct PyModuleDef module_def;
+static State *state_of(PyObject *self) { /* NULL is an exception */
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
+    return module == NULL ? NULL : PyModule_GetState(module);
+}
+/* frees an object of a base after it was cleared; `self` may be of a subclass */
+static void free_base(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static int only_type_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+static void link_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    free_base(self);
+}
+static PyObject *link_get_ring(PyObject *self, void *Py_UNUSED(closure)) {
+    return get((PyObject *)RING(self));
+}
+static int link_set_ring(PyObject *self, PyObject *ring, void *Py_UNUSED(closure)) {
+    if (RING(self) == NULL && (ring == NULL || ring == Py_None)) return 0;
+    PyErr_SetString(PyExc_TypeError, "a link joins and leaves by its ring");
+    return -1;
+}
+static PyGetSetDef link_getset[] = {
+    {"_link_ring", link_get_ring, link_set_ring, NULL, NULL},
+    {0}};
+static PyMemberDef link_members[] = {
+    {"_link_before", T_OBJECT, offsetof(Link, before), READONLY, NULL},
+    {"_link_after", T_OBJECT, offsetof(Link, after), READONLY, NULL}, {0}};
+static PyType_Slot link_slots[] = {
+    {Py_tp_getset, link_getset}, {Py_tp_members, link_members},
+    {Py_tp_traverse, only_type_traverse},
+    {Py_tp_dealloc, link_dealloc}, {0}};
+static PyType_Spec link_spec = {
+    "purgatory._core._kernel.Link", sizeof(Link), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, link_slots};
+
+static int ring_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (Link *link = ((Ring *)self)->first; link != NULL; link = link->after) Py_VISIT(link);
+    return 0;
+}
+static int ring_clear(PyObject *self) {
+    while (((Ring *)self)->first != NULL) unlink_only(((Ring *)self)->first);
+    return 0;
+}
+static void ring_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    ring_clear(self);
+    free_base(self);
+}
+static int ring_init(PyObject *self, PyObject *args, PyObject *names) {
+    return (void)self, (void)args, (void)names, 0;
+}
+static Py_ssize_t ring_length(PyObject *self) { return ((Ring *)self)->size; }
+static int is_link(PyObject *self, PyObject *link) { /* with an exception if not */
+    State *st = state_of(self);
+    if (st == NULL) return 0;
+    if (!PyObject_TypeCheck(link, st->LinkBase)) PyErr_SetString(PyExc_TypeError, "no link");
+    return !PyErr_Occurred();
+}
+static PyObject *ring_append(PyObject *self, PyObject *link) {
+    if (!is_link(self, link)) return NULL;
+    if (RING(link) != NULL) return PyErr_Format(PyExc_ValueError, "it is in a ring");
+    append((Ring *)self, link);
+    Py_RETURN_NONE;
+}
+static PyObject *ring_remove(PyObject *self, PyObject *link) {
+    if (!is_link(self, link)) return NULL;
+    if (RING(link) != (Ring *)self) Py_RETURN_FALSE;
+    return remove_link(state_of(self), link) < 0 ? NULL : Py_NewRef(Py_True);
+}
+static PyObject *links_behind(Ring *ring, Link *link, Py_ssize_t most, Link **last) {
+    PyObject *found = PyList_New(0);
+    for (; found != NULL && link != NULL && most > 0; link = link->after, most--) {
+        *last = link;
+        if (PyList_Append(found, (PyObject *)link)) Py_CLEAR(found);
+    }
+    return (void)ring, found;
+}
+static PyObject *ring_advance(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Ring *ring = (Ring *)self;
+    if (count != 2 || !is_link(self, args[0])) return NULL;
+    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
+    if (most == -1 && PyErr_Occurred()) return NULL;
+    Link *marker = (Link *)args[0], *last = NULL;
+    PyObject *passed = links_behind(ring, marker->ring == ring ? marker->after : ring->first, most,
+        &last);
+    if (passed != NULL && last != NULL) {
+        if (marker->ring != NULL) unlink_only(marker);
+        insert_behind(ring, last, marker);
+    }
+    return passed;
+}
+static PyObject *ring_links(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
+    if (most == -1 && PyErr_Occurred()) return NULL;
+    Link *last = NULL;
+    return links_behind((Ring *)self, ((Ring *)self)->first, most, &last);
+}
+static PyMethodDef ring_methods[] = {
+    {"append", ring_append, METH_O, NULL}, {"remove", ring_remove, METH_O, NULL},
+    {"advance", (PyCFunction)(void (*)(void))ring_advance, METH_FASTCALL, NULL},
+    {"links", (PyCFunction)(void (*)(void))ring_links, METH_FASTCALL, NULL}, {0}};
+static PyMemberDef ring_members[] = {
+    {"first", T_OBJECT, offsetof(Ring, first), READONLY, NULL},
+    {"last", T_OBJECT, offsetof(Ring, last), READONLY, NULL},
+    {"_size", T_PYSSIZET, offsetof(Ring, size), READONLY, NULL}, {0}};
+static PyType_Slot ring_slots[] = {
+    {Py_tp_members, ring_members}, {Py_tp_methods, ring_methods}, {Py_tp_init, ring_init},
+    {Py_sq_length, ring_length}, {Py_tp_traverse, ring_traverse}, {Py_tp_clear, ring_clear},
+    {Py_tp_dealloc, ring_dealloc}, {0}};
+static PyType_Spec ring_spec = {
+    "purgatory._core._kernel.Ring", sizeof(Ring), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, ring_slots};
 
 /* A time in seconds, in a field of C. NaN represents None. Zero represents a slot without a value,
    because new memory is zero; so the time zero is stored as -0.0. */
@@ -392,157 +502,14 @@ static PyObject *entry_get_deadline(PyObject *self, void *Py_UNUSED(closure)) {
 static int entry_set_deadline(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
     return set_time(&DEADLINE(self), value);
 }
-
-static int entry_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    return 0;
-}
-/* frees an object of a base after it was cleared; `self` may be of a subclass */
-static void free_base(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-static void entry_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    free_base(self);
-}
-static PyObject *entry_get_chunk(PyObject *self, void *Py_UNUSED(closure)) {
-    return get((PyObject *)CHUNK(self));
-}
-
-static struct PyModuleDef module_def;
-static State *state_of(PyObject *self) { /* NULL is an exception */
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
-    return module == NULL ? NULL : PyModule_GetState(module);
-}
-static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(closure)) {
-    State *st = state_of(self);
-    if (st == NULL) return -1;
-    if (chunk != NULL && chunk != Py_None && !PyObject_TypeCheck(chunk, st->ChunkBase)) {
-        PyErr_SetString(PyExc_TypeError, "_timer_chunk must be a chunk, or None");
-        return -1;
-    }
-    if (CHUNK(self) != NULL && (PyObject *)CHUNK(self) != chunk) unlink_entry((Entry *)self);
-    return 0;
-}
 static PyGetSetDef entry_getset[] = {
-    {"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL},
     {"_timer_deadline", entry_get_deadline, entry_set_deadline, NULL, NULL}, {0}};
 static PyType_Slot entry_slots[] = {
-    {Py_tp_getset, entry_getset}, {Py_tp_traverse, entry_traverse},
-    {Py_tp_dealloc, entry_dealloc}, {0}};
+    {Py_tp_getset, entry_getset}, {Py_tp_traverse, only_type_traverse},
+    {Py_tp_dealloc, link_dealloc}, {0}};
 static PyType_Spec entry_spec = {
     "purgatory._core._kernel.Entry", sizeof(Entry), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, entry_slots};
-
-static int chunk_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Chunk *)self)->wheel);
-    for (Entry *entry = ((Chunk *)self)->first; entry != NULL; entry = entry->after)
-        Py_VISIT(entry);
-    return 0;
-}
-static int chunk_clear(PyObject *self) {
-    Py_CLEAR(((Chunk *)self)->wheel);
-    while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
-    return 0;
-}
-static void chunk_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    chunk_clear(self);
-    free_base(self);
-}
-static Py_ssize_t chunk_length(PyObject *self) { return ((Chunk *)self)->size; }
-
-static int chunk_contains(PyObject *self, PyObject *entry) {
-    State *st = state_of(self);
-    if (st == NULL) return -1;
-    return PyObject_TypeCheck(entry, st->EntryBase) && CHUNK(entry) == (Chunk *)self;
-}
-/* deletes if `value` is NULL */
-static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) {
-    State *st = state_of(self);
-    if (st == NULL) return -1;
-    if (!PyObject_TypeCheck(entry, st->EntryBase)) {
-        PyErr_SetString(PyExc_TypeError, "a chunk holds entries");
-        return -1;
-    }
-    int is_here = CHUNK(entry) == (Chunk *)self;
-    if (value == NULL && !is_here) {
-        PyErr_SetObject(PyExc_KeyError, entry);
-        return -1;
-    }
-    if (value != NULL && is_here) return 0;
-    if (CHUNK(entry) != NULL) unlink_entry((Entry *)entry);
-    if (value != NULL) link_entry((Chunk *)self, (Entry *)entry);
-    return 0;
-}
-typedef struct {
-    PyObject_HEAD
-    Chunk *chunk;
-    Entry *next;
-} ChunkIterator;
-static PyObject *iterator_next(PyObject *self) {
-    ChunkIterator *iterator = (ChunkIterator *)self;
-    Entry *entry = iterator->next;
-    if (entry == NULL) return NULL;
-    if (entry->chunk != iterator->chunk) {
-        PyErr_SetString(PyExc_RuntimeError, "a chunk changed during iteration");
-        return NULL;
-    }
-    iterator->next = (Entry *)Py_XNewRef((PyObject *)entry->after);
-    return (PyObject *)entry;
-}
-static void iterator_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(((ChunkIterator *)self)->chunk);
-    Py_XDECREF(((ChunkIterator *)self)->next);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-static PyType_Slot iterator_slots[] = {
-    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, iterator_next},
-    {Py_tp_dealloc, iterator_dealloc}, {0}};
-static PyType_Spec iterator_spec = {
-    "purgatory._core._kernel.ChunkIterator", sizeof(ChunkIterator), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, iterator_slots};
-
-/* fails if the next entry has left, like a dictionary's */
-static PyObject *chunk_iter(PyObject *self) {
-    State *st = state_of(self);
-    if (st == NULL) return NULL;
-    ChunkIterator *iterator = PyObject_New(ChunkIterator, st->IteratorType);
-    if (iterator == NULL) return NULL;
-    iterator->chunk = (Chunk *)Py_NewRef(self);
-    iterator->next = (Entry *)Py_XNewRef((PyObject *)((Chunk *)self)->first);
-    return (PyObject *)iterator;
-}
-static PyObject *chunk_remove_all(PyObject *self, PyObject *Py_UNUSED(none)) {
-    while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
-    Py_RETURN_NONE;
-}
-/* includes the links in the entries */
-static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) {
-    Py_ssize_t links = ((Chunk *)self)->size * 3 * (Py_ssize_t)sizeof(void *);
-    return PyLong_FromSsize_t((Py_ssize_t)sizeof(Chunk) + links);
-}
-static PyMethodDef chunk_methods[] = {
-    {"clear", chunk_remove_all, METH_NOARGS, NULL}, {"__sizeof__", chunk_sizeof, METH_NOARGS, NULL},
-    {0}};
-static PyMemberDef chunk_members[] = {
-    {"wheel", T_OBJECT_EX, offsetof(Chunk, wheel), 0, NULL},
-    /* read-only, so copying a chunk fails */
-    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL},
-    {0}};
-static PyType_Slot chunk_slots[] = {
-    {Py_tp_members, chunk_members}, {Py_tp_methods, chunk_methods}, {Py_mp_length, chunk_length},
-    {Py_mp_ass_subscript, chunk_assign},
-    {Py_sq_contains, chunk_contains}, {Py_tp_iter, chunk_iter}, {Py_tp_traverse, chunk_traverse},
-    {Py_tp_clear, chunk_clear}, {Py_tp_dealloc, chunk_dealloc}, {0}};
-static PyType_Spec chunk_spec = {
-    "purgatory._core._kernel.Chunk", sizeof(Chunk), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, chunk_slots};
 
 /* ---- BASE of operation.OperationSlots, the attributes of an operation
 
@@ -559,7 +526,6 @@ typedef struct {
 } Operation;
 typedef struct Rare {
     PyObject *attributes[RARE]; /* the first ones; NULL for None */
-    struct Node *last_node;     /* the last of its nodes in watch lists, which are a ring */
 } Rare;
 #define OP(operation) ((Operation *)(operation))
 #define GET_RARE(operation, which) \
@@ -667,132 +633,6 @@ static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
 
-/* ---- BASE of watch_lists.Chunk: a list of operations, linked through their nodes
-
-   The chunk in Python is a dictionary, so this one has the same interface. An operation has a node
-   for each chunk that it is in, so it leaves without a look-up. A node owns its operation, and
-   borrows its chunk, which removes all its nodes before it is freed. */
-
-typedef struct Node Node;
-typedef struct {
-    PyObject_HEAD
-    Node *first, *last;
-    Py_ssize_t size;
-} WatchList;
-struct Node {
-    Node *before, *after, *next; /* `next`: of its operation, in the order of joining, a ring */
-    WatchList *chunk;
-    PyObject *operation;
-};
-#define SIZE(chunk) (((WatchList *)(chunk))->size)
-
-static Node *last_node(PyObject *operation) { /* NULL if it has none */
-    return OP(operation)->rare != NULL ? OP(operation)->rare->last_node : NULL;
-}
-
-/* The node of an operation in a chunk; NULL if it is not there. Searches the shorter of two lists:
-   the operation's nodes, and the chunk's from the end. */
-static Node *node_of(PyObject *chunk, PyObject *operation) {
-    Node *last = last_node(operation), *own = last, *there = ((WatchList *)chunk)->last;
-    while (own != NULL && there != NULL) {
-        own = own->next;
-        if (own->chunk == (WatchList *)chunk) return own;
-        if (there->operation == operation) return there;
-        there = own != last ? there->before : NULL;
-    }
-    return NULL;
-}
-/* The operation is not in this chunk; -1 is an exception. */
-static int link_node(PyObject *chunk, PyObject *operation) {
-    Rare *rare = rare_of(operation);
-    if (rare == NULL) return -1;
-    Node *node = PyMem_Malloc(sizeof(Node)), *last = rare->last_node;
-    if (node == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    node->chunk = (WatchList *)chunk;
-    node->operation = Py_NewRef(operation);
-    node->next = last != NULL ? last->next : node;
-    if (last != NULL) last->next = node;
-    rare->last_node = node;
-    APPEND(node->chunk, node);
-    return 0;
-}
-static void unlink_node(Node *node) {
-    PyObject *operation = node->operation;
-    Node **last = &OP(operation)->rare->last_node, *previous = *last;
-    while (previous->next != node) previous = previous->next;
-    previous->next = node->next;
-    if (*last == node) *last = previous != node ? previous : NULL;
-    UNLINK(node->chunk, node);
-    PyMem_Free(node);
-    Py_DECREF(operation);
-}
-static int unlink_from(PyObject *chunk, PyObject *operation) { /* -1 is an exception */
-    Node *node = node_of(chunk, operation);
-    if (node == NULL) {
-        PyErr_SetObject(PyExc_KeyError, operation);
-        return -1;
-    }
-    unlink_node(node);
-    return 0;
-}
-
-static int watch_list_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    for (Node *node = ((WatchList *)self)->first; node != NULL; node = node->after)
-        Py_VISIT(node->operation);
-    return 0;
-}
-static int watch_list_clear(PyObject *self) {
-    while (((WatchList *)self)->first != NULL) unlink_node(((WatchList *)self)->first);
-    return 0;
-}
-static void watch_list_dealloc(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    watch_list_clear(self);
-    free_base(self);
-}
-static Py_ssize_t watch_list_length(PyObject *self) { return SIZE(self); }
-static int watch_list_contains(PyObject *self, PyObject *operation) {
-    State *st = state_of(self);
-    if (st == NULL) return -1;
-    return PyObject_TypeCheck(operation, st->OperationBase) && node_of(self, operation) != NULL;
-}
-/* deletes if `value` is NULL */
-static int watch_list_assign(PyObject *self, PyObject *operation, PyObject *value) {
-    State *st = state_of(self);
-    if (st == NULL) return -1;
-    if (!PyObject_TypeCheck(operation, st->OperationBase)) {
-        PyErr_SetString(PyExc_TypeError, "a chunk holds operations");
-        return -1;
-    }
-    if (value == NULL) return unlink_from(self, operation);
-    return node_of(self, operation) != NULL ? 0 : link_node(self, operation);
-}
-static PyObject *watch_list_iter(PyObject *self) { /* over a copy */
-    PyObject *copy = PyList_New(0);
-    for (Node *node = ((WatchList *)self)->first; copy != NULL && node != NULL; node = node->after)
-        if (PyList_Append(copy, node->operation)) Py_CLEAR(copy);
-    PyObject *iterator = copy != NULL ? PyObject_GetIter(copy) : NULL;
-    Py_XDECREF(copy);
-    return iterator;
-}
-static PyObject *watch_list_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) {
-    return PyLong_FromSize_t(sizeof(WatchList) + (size_t)SIZE(self) * sizeof(Node));
-}
-static PyMethodDef watch_list_methods[] = {
-    {"__sizeof__", watch_list_sizeof, METH_NOARGS, NULL}, {0}};
-static PyType_Slot watch_list_slots[] = {
-    {Py_tp_methods, watch_list_methods}, {Py_mp_length, watch_list_length},
-    {Py_mp_ass_subscript, watch_list_assign}, {Py_sq_contains, watch_list_contains},
-    {Py_tp_iter, watch_list_iter}, {Py_tp_traverse, watch_list_traverse},
-    {Py_tp_clear, watch_list_clear}, {Py_tp_dealloc, watch_list_dealloc}, {0}};
-static PyType_Spec watch_list_spec = {
-    "purgatory._core._kernel.WatchList", sizeof(WatchList), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
-
 /* ---- BASES of purgatory.Purgatory and watch_lists.Watchers: counts without an integer object for each
    change */
 
@@ -860,11 +700,9 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
         before = *recent;
         *recent = Py_NewRef(bucket);
     }
-    PyObject *chunk = AT(bucket, Bucket, chunk);
     int result = PASSED;
-    if (is_a(chunk, st->Chunk) && CHUNK(entry) == NULL
-        && has_room(st->wheel_add, ((Chunk *)chunk)->size)) {
-        link_entry((Chunk *)chunk, (Entry *)entry);
+    if (RING(entry) == NULL) {
+        append((Ring *)bucket, entry);
         DEADLINE(entry) = assigned(at);
         result = 1;
     }
@@ -889,26 +727,14 @@ static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when
     return failed ? -1 : 0;
 }
 
-/* wheel.TimingWheel.remove(self, entry) */
-static int remove_entry(State *st, PyObject *wheel, PyObject *entry) { /* 0 if it is in no wheel */
-    Chunk *chunk = CHUNK(entry);
-    if (chunk == NULL) return 0;
-    int empties = chunk->size == 1 && AT(wheel, Wheel, notify_empty) == Py_True;
-    unlink_entry((Entry *)entry);
-    return empties && done(call_no_args(AT(wheel, Wheel, _on_empty))) ? -1 : 1;
-}
-static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_a(a[0], st->Wheel) || !is_kind_of(a[1], st->Entry)) return PASS;
-    int removed = remove_entry(st, a[0], a[1]);
-    return removed < 0 ? NULL : PyBool_FromLong(removed);
-}
-static int remove_from_wheel(State *st, PyObject *wheel, PyObject *entry) {
-    if (is_a(wheel, st->Wheel)) return remove_entry(st, wheel, entry);
-    PyObject *answer = CALL(wheel, remove, entry);
-    int removed = answer == NULL ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
-    return removed;
+/* Bucket.emptied, WatchList.emptied */
+static int emptied(State *st, PyObject *ring) {
+    if (is_a(ring, st->Bucket)) {
+        PyObject *wheel = AT(ring, Bucket, wheel);
+        if (!is_a(wheel, st->Wheel) || AT(wheel, Wheel, notify_empty) != Py_True) return 0;
+        return done(call_no_args(AT(wheel, Wheel, _on_empty)));
+    }
+    return done(CALL0(ring, emptied));
 }
 
 /* Calls the twin, or, if it passes, the Python method of that name. */
@@ -924,45 +750,24 @@ static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t co
     return done(call_method(twin, name, args, count));
 }
 
-/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self). NULL at the
-   end or with an exception. The entry stays the first one until it leaves its chunk. */
-static PyObject *next_entry(State *st, PyObject *drain) {
-    PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries),
-        *entry = AT(drain, Drain, _first);
-    if (!is_a(chunk, st->Chunk)) return NULL;
-    if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) return Py_NewRef(entry);
-    if (!is_a(entries, &PyListIter_Type)) return NULL;
-    while ((entry = PyIter_Next(entries)) != NULL) {
-        if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) {
-            put(&AT(drain, Drain, _first), entry);
-            return entry;
-        }
-        Py_DECREF(entry);
-    }
-    return NULL;
-}
-
 /* wheel.TimingWheel.next_due(self, now) */
 static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *wheel = a[0], *now = a[1];
     if (!is_a(wheel, st->Wheel) || !is_float(now)) return PASS;
-    PyObject *budget = AT(wheel, Wheel, _budget), *drain = AT(wheel, Wheel, _expiring),
-        *until = AT(wheel, Wheel, _until);
-    if (!is_int(budget) || !is_a(drain, st->Drain) || !is_float(until)) return PASS;
+    PyObject *budget = AT(wheel, Wheel, _budget), *until = AT(wheel, Wheel, _until);
+    Ring *ring = (Ring *)AT(wheel, Wheel, _expiring);
+    if (!is_int(budget) || !is_float(until) || !is_kind_of((PyObject *)ring, st->RingBase))
+        return PASS;
     long left = PyLong_AsLong(budget);
-    if (left <= 0) {
+    PyObject *entry = (PyObject *)ring->first;
+    if (left <= 0 || !is_kind_of(entry, st->Entry)
+        || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) {
         PyErr_Clear();
         return PASS;
     }
-    PyObject *entry = next_entry(st, drain);
-    if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
-    if (!(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) {
-        Py_DECREF(entry);
-        return PASS;
-    }
-    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0
-        && remove_from_wheel(st, wheel, entry) >= 0) return entry;
+    Py_INCREF(entry);
+    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && remove_link(st, entry) >= 0) return entry;
     Py_DECREF(entry);
     return NULL;
 }
@@ -1018,12 +823,11 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     int is_plain = timer_is_plain(st, timer);
     if (is_plain <= 0) return is_plain ? NULL : PASS;
     if (AT(task, Task, _callback) == NULL) return PASS;
-    PyObject *callback = Py_NewRef(AT(task, Task, _callback)),
-        *wheel = Py_NewRef(AT(timer, Timer, _wheel));
+    PyObject *callback = Py_NewRef(AT(task, Task, _callback));
     put(&AT(task, Task, _callback), Py_None);
-    int removed = remove_from_wheel(st, wheel, task);
+    int removed = remove_link(st, task);
     if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
-    Py_DECREF(callback); Py_DECREF(wheel);
+    Py_DECREF(callback);
     return removed < 0 ? NULL : PyBool_FromLong(removed);
 }
 
@@ -1039,7 +843,7 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *now = read_clock(st, AT(timer, Timer, _time));
     if (now == NULL) return NULL;
     double when = PyFloat_AS_DOUBLE(a[1]);
-    int is_later = is_float(now) && CHUNK(task) != NULL && when >= DEADLINE(task)
+    int is_later = is_float(now) && RING(task) != NULL && when >= DEADLINE(task)
         && when > PyFloat_AS_DOUBLE(now);
     Py_DECREF(now);
     if (!is_later) return PASS;
@@ -1077,12 +881,8 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
 /* timeouts.Timeout._unschedule(self), of a timeout in the wheel */
 static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *wheel = is_a(a[0], st->Timeout) && CHUNK(a[0]) != NULL ? CHUNK(a[0])->wheel : NULL;
-    if (wheel == NULL) return PASS;
-    Py_INCREF(wheel);
-    int removed = remove_from_wheel(st, wheel, a[0]);
-    Py_DECREF(wheel);
-    return removed < 0 ? NULL : Py_NewRef(Py_None);
+    if (!is_a(a[0], st->Timeout) || RING(a[0]) == NULL) return PASS;
+    return remove_link(st, a[0]) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- watch lists */
@@ -1115,121 +915,105 @@ static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject
     return failed;
 }
 
-/* watch_lists.Watchers._unlink_chunk(self, chunk), of a chain of one */
-static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
-    if (AT(chunk, WatchChunk, first) != Py_None || AT(chunk, WatchChunk, after) != Py_None
-        || SIZE(chunk) != 0 || AT(chunk, WatchChunk, key) == NULL)
-        return done(CALL(watchers, _unlink_chunk, chunk));
-    put(&AT(chunk, WatchChunk, last), Py_None);
-    PyObject *key = Py_NewRef(AT(chunk, WatchChunk, key));
-    int failed = remove_key(st, watchers, chunk, key);
-    Py_DECREF(key);
-    return failed;
+/* watch_lists.Watchers.join(self, key, operation): the link there */
+static PyObject *join_list(State *st, PyObject *watchers, PyObject *key, PyObject *operation) {
+    PyObject *by_key = AT(watchers, Watchers, by_key), *watch = NULL, *waiting;
+    while ((waiting = PyDict_SetDefault(by_key, key, operation)) != operation) {
+        PyObject *watched = is_a(waiting, st->WatchList) ? Py_NewRef(waiting)
+            : waiting != NULL ? CALL(watchers, _share, key, waiting) : NULL;
+        if (watched == NULL || (watch = st->Watch->tp_alloc(st->Watch, 0)) == NULL) {
+            Py_XDECREF(watched);
+            return NULL;
+        }
+        AT(watch, Watch, key) = Py_NewRef(key);
+        AT(watch, Watch, operation) = Py_NewRef(operation);
+        int is_listed = AT(watched, WatchList, by_key) != Py_None;
+        if (is_listed) append((Ring *)watched, watch);
+        Py_DECREF(watched);
+        if (is_listed) return watch;
+        Py_DECREF(watch);
+    }
+    return Py_NewRef(key);
+}
+static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_whole(st, a[0]) || !is_kind_of(a[2], st->Operation)) return PASS;
+    return join_list(st, a[0], a[1], a[2]);
 }
 
-/* Whether an operation is in a chunk for each of its links, so that no key need be looked up. */
-static int shares_all_keys(State *st, PyObject *operation, PyObject *links) {
-    Node *last = last_node(operation), *node = last;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links); i++) {
-        if (node == NULL || !is_a((PyObject *)node->chunk, st->WatchChunk)) return 0;
-        node = node->next != last ? node->next : NULL;
-    }
-    return node == NULL;
+/* the watch of an operation that is the first one of a list, perhaps behind the check; or NULL */
+static PyObject *first_watch(State *st, PyObject *watched, PyObject *operation) {
+    Link *link = ((Ring *)watched)->first;
+    if (link != NULL && !is_a((PyObject *)link, st->Watch)) link = link->after;
+    return link != NULL && AT(link, Watch, operation) == operation ? (PyObject *)link : NULL;
 }
-static int leave(State *st, PyObject *watchers, PyObject *chunk, PyObject *operation) {
-    Node *node = node_of(chunk, operation);
-    if (node == NULL) return 0;
-    Py_INCREF(chunk);
-    unlink_node(node);
-    int failed = SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk);
-    Py_DECREF(chunk);
-    return failed;
+static int leave_list(State *st, PyObject *watchers, PyObject *operation, PyObject *link) {
+    PyObject *watch = link;
+    if (!is_a(link, st->Watch)) {
+        PyObject *waiting = PyDict_GetItemWithError(AT(watchers, Watchers, by_key), link);
+        if (waiting == operation) return remove_key(st, watchers, operation, link);
+        if (!is_a(waiting, st->WatchList)) return PyErr_Occurred() ? -1 : 0;
+        watch = first_watch(st, waiting, operation);
+    }
+    return watch != NULL && remove_link(st, watch) < 0 ? -1 : 0;
 }
 
 /* watch_lists.Watchers.remove(self, operation, links) */
+static int leave_lists(State *st, PyObject *watchers, PyObject *operation, PyObject *links) {
+    if (!PyTuple_CheckExact(links)) return leave_list(st, watchers, operation, links);
+    int failed = 0;
+    COUNTS(watchers)->extra_keys -= PyTuple_GET_SIZE(links) - 1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links) && !failed; i++)
+        failed = leave_list(st, watchers, operation, PyTuple_GET_ITEM(links, i));
+    return failed;
+}
 static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *watchers = a[0], *operation = a[1], *links = a[2];
-    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation)) return PASS;
-    if (is_a(links, st->WatchChunk))
-        return leave(st, watchers, links, operation) ? NULL : Py_NewRef(Py_None);
-    if (!PyTuple_CheckExact(links))
-        return remove_key(st, watchers, operation, links) ? NULL : Py_NewRef(Py_None);
-    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
-    Py_ssize_t number = PyTuple_GET_SIZE(links);
-    int failed = 0, is_sharing = shares_all_keys(st, operation, links);
-    COUNTS(watchers)->extra_keys -= number - 1;
-    for (Py_ssize_t i = 0; i < number && !failed; i++) {
-        PyObject *link = PyTuple_GET_ITEM(links, i), *chunk = link;
-        Node *last = is_sharing ? last_node(operation) : NULL;
-        if (last != NULL) chunk = (PyObject *)last->next->chunk;
-        else if (!is_a(link, st->WatchChunk)) chunk = PyDict_GetItemWithError(by_key, link);
-        if (chunk == operation) failed = remove_key(st, watchers, operation, link);
-        else if (is_a(chunk, st->WatchChunk)) failed = leave(st, watchers, chunk, operation);
-        else failed = PyErr_Occurred() != NULL;
-    }
-    Py_DECREF(by_key);
-    return failed ? NULL : Py_NewRef(Py_None);
-}
-
-/* watch_lists.Watchers.join(self, key, waiting, operation), to a chunk with room */
-static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *watchers = a[0], *waiting = a[2], *operation = a[3];
-    PyObject *chunk = is_a(waiting, st->WatchChunk) ? AT(waiting, WatchChunk, last) : NULL;
-    if (!is_whole(st, watchers) || !is_a(chunk, st->WatchChunk)
-        || !is_kind_of(operation, st->Operation) || !has_room(self, SIZE(chunk))) return PASS;
-    return link_node(chunk, operation) ? NULL : Py_NewRef(chunk);
+    if (!is_whole(st, a[0]) || !is_kind_of(a[1], st->Operation)) return PASS;
+    return leave_lists(st, a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* watch_lists.Watchers.add(self, operation, keys) */
-static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *watchers = a[0], *operation = a[1], *keys = a[2], *links = NULL;
-    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation)
-        || !PyTuple_CheckExact(keys)) return PASS;
-    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+static int join_lists(State *st, PyObject *watchers, PyObject *operation, PyObject *keys) {
     Py_ssize_t number = PyTuple_GET_SIZE(keys), at;
-    int failed = 0;
+    PyObject *links = NULL; /* a copy, once a link differs from its key */
     for (at = 0; at < number; at++) {
-        PyObject *key = PyTuple_GET_ITEM(keys, at),
-            *waiting = PyDict_SetDefault(by_key, key, operation);
-        if (waiting == operation) continue;
-        if (waiting == NULL) break;
-        PyObject *args[] = {watchers, key, Py_NewRef(waiting), operation};
-        PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
-        Py_DECREF(waiting);
+        PyObject *key = PyTuple_GET_ITEM(keys, at), *link = join_list(st, watchers, key, operation);
         if (link == NULL) break;
-        /* the key does not lead to this chunk */
-        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) {
-            if (links == NULL) links = PySequence_List(keys);
-            if (links == NULL) Py_DECREF(link);
-            if (links == NULL || PyList_SetItem(links, at, link)) break;
+        if (link != key && links == NULL && (links = PyTuple_New(number)) != NULL)
+            for (Py_ssize_t i = 0; i < number; i++)
+                PyTuple_SET_ITEM(links, i, Py_NewRef(PyTuple_GET_ITEM(keys, i)));
+        if (link != key && links == NULL) {
+            remove_link(st, link);
+            Py_DECREF(link);
+            break;
+        }
+        if (link != key) {
+            Py_DECREF(key);
+            PyTuple_SET_ITEM(links, at, link);
         } else Py_DECREF(link);
     }
-    Py_DECREF(by_key);
-    PyObject *error = at < number ? PyErr_GetRaisedException() : NULL;
-    PyObject *joined = links == NULL ? PyTuple_GetSlice(keys, 0, at) : NULL;
-    if (links != NULL) {
-        PyObject *part = PyList_GetSlice(links, 0, at);
-        joined = part ? PyList_AsTuple(part) : NULL;
-        Py_XDECREF(part);
-        Py_DECREF(links);
-    }
-    if (joined == NULL) failed = -1;
-    else if (error == NULL) {
-        COUNTS(watchers)->pending++;
-        COUNTS(watchers)->extra_keys += at - 1;
-        set_links(operation, joined);
+    if (links == NULL) links = Py_NewRef(keys);
+    int failed = at < number;
+    COUNTS(watchers)->extra_keys += at - 1;
+    if (failed) {
+        PyObject *error = PyErr_GetRaisedException(), *joined = PyTuple_GetSlice(links, 0, at);
+        if (joined != NULL) leave_lists(st, watchers, operation, joined);
+        Py_XDECREF(joined);
+        if (PyErr_Occurred()) PyErr_Clear();
+        PyErr_SetRaisedException(error);
     } else {
-        PyObject *args[] = {watchers, operation, joined};
-        COUNTS(watchers)->extra_keys += at - 1;
-        failed = call(st->watchers_remove, st->s_remove, args, 3);
+        COUNTS(watchers)->pending++;
+        set_links(operation, links);
     }
-    Py_XDECREF(joined);
-    if (error != NULL && !failed) PyErr_SetRaisedException(error);
-    else Py_XDECREF(error);
-    return failed || error != NULL ? NULL : Py_NewRef(Py_None);
+    Py_DECREF(links);
+    return failed ? -1 : 0;
+}
+static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_whole(st, a[0]) || !is_kind_of(a[1], st->Operation) || !PyTuple_CheckExact(a[2]))
+        return PASS;
+    return join_lists(st, a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- the life of an operation */
@@ -1254,59 +1038,30 @@ static int handle(PyObject *function, PyObject *operation, int is_kept) {
     return failed;
 }
 
-/* purgatory.Purgatory._claim(self, operation, state): 1 if this call was first */
-static int claim_in(State *st, PyObject *purgatory, PyObject *operation, int state) {
-    if (!is_a(purgatory, st->Purgatory) || state == NEW) return PASSED;
-    if (!IS(operation, PENDING)) return 0;
-    PurgatoryCounts *counts = (PurgatoryCounts *)purgatory;
-    PyObject *wheel = AT(purgatory, Purgatory, _wheel), *watchers = AT(purgatory, Purgatory, _watchers);
-    PyObject *links = links_of(st, operation);
-    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers)) return PASSED;
-    Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links);
-    OP(operation)->state = (char)state;
-    int failed = 0;
-    ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
-        : &counts->cancelled);
-    if (CHUNK(operation) != NULL) failed = remove_from_wheel(st, wheel, operation) < 0;
-    if (!failed && links != st->UNWATCHED) {
-        PyObject *args[] = {watchers, operation, links};
-        set_links(operation, st->UNWATCHED);
-        COUNTS(watchers)->pending--;
-        failed = call(st->watchers_remove, st->s_remove, args, 3);
-        if (!failed && COUNTS(watchers)->pending == 0
-            && AT(wheel, Wheel, notify_empty) == Py_True) {
-            PyObject *loop_wheel = get(AT(purgatory, Purgatory, _loop_wheel));
-            failed = done(CALL0(loop_wheel, check_idle_later));
-            Py_DECREF(loop_wheel);
-        }
-    }
-    Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links);
-    return failed ? -1 : 1;
-}
-static PyObject *purgatory_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_kind_of(a[1], st->Operation)) return PASS;
-    int won = claim_in(st, a[0], a[1], state_number(st, a[2]));
-    return won == PASSED ? PASS : won < 0 ? NULL : PyBool_FromLong(won);
-}
-
-/* operation.claim(operation, state): 1 if this call was first; -1 is an exception */
+/* operation.claim(operation, state), purgatory.Purgatory._claim(self, operation, state): 1 if this
+   call was first; -1 is an exception */
 static int claim(State *st, PyObject *operation, int state) {
     if (!IS(operation, PENDING)) return 0;
-    PyObject *home = OP(operation)->home;
-    if (home == NULL || home == Py_None) {
-        OP(operation)->state = (char)state;
-        return 1;
+    OP(operation)->state = (char)state;
+    PyObject *purgatory = OP(operation)->home, *links = links_of(st, operation);
+    if (!is_a(purgatory, st->Purgatory)) return 1;
+    PyObject *watchers = AT(purgatory, Purgatory, _watchers);
+    PurgatoryCounts *counts = (PurgatoryCounts *)purgatory;
+    Py_INCREF(purgatory); Py_INCREF(watchers); Py_INCREF(links);
+    ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
+        : &counts->cancelled);
+    int failed = remove_link(st, operation) < 0;
+    if (!failed && links != st->UNWATCHED) {
+        set_links(operation, st->UNWATCHED);
+        COUNTS(watchers)->pending--;
+        failed = leave_lists(st, watchers, operation, links);
+        PyObject *wheel = AT(purgatory, Purgatory, _wheel);
+        if (!failed && COUNTS(watchers)->pending == 0
+            && AT(wheel, Wheel, notify_empty) == Py_True)
+            failed = done(CALL0(AT(purgatory, Purgatory, _loop_wheel), check_idle_later));
     }
-    Py_INCREF(home);
-    int won = claim_in(st, home, operation, state);
-    if (won == PASSED) {
-        PyObject *answer = CALL(home, _claim, operation, state_object(st, state));
-        won = answer == NULL ? -1 : PyObject_IsTrue(answer);
-        Py_XDECREF(answer);
-    }
-    Py_DECREF(home);
-    return won;
+    Py_DECREF(purgatory); Py_DECREF(watchers); Py_DECREF(links);
+    return failed ? -1 : 1;
 }
 
 /* Whether it is an operation whose `__init__` was called. */
@@ -1688,30 +1443,19 @@ static int join(State *st, PyObject *watchers, PyObject *operation, PyObject *wa
         return -1;
     }
     int failed = 0;
-    if (PyTuple_CheckExact(watched)) {
-        PyObject *args[] = {watchers, operation, watched};
-        failed = call(st->watchers_add, st->s_add, args, 3);
-    } else {
-        PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
-        PyObject *waiting = PyDict_SetDefault(by_key, watched, operation);
-        if (waiting == NULL) failed = -1;
-        else if (waiting == operation) set_links(operation, watched);
-        else {
-            PyObject *args[] = {watchers, watched, Py_NewRef(waiting), operation};
-            PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
-            Py_DECREF(waiting);
-            if (link != NULL) set_links(operation, link);
-            failed = done(link);
-        }
-        Py_DECREF(by_key);
+    if (PyTuple_CheckExact(watched)) failed = join_lists(st, watchers, operation, watched);
+    else {
+        PyObject *link = join_list(st, watchers, watched, operation);
+        if (link != NULL) set_links(operation, link);
+        failed = done(link);
         if (!failed) COUNTS(watchers)->pending++;
     }
     if (!failed && !IS(operation, PENDING)) {
-        PyObject *args[] = {watchers, operation, get(links_of(st, operation))};
+        PyObject *links = get(links_of(st, operation));
         set_links(operation, st->UNWATCHED);
         COUNTS(watchers)->pending--;
-        failed = call(st->watchers_remove, st->s_remove, args, 3);
-        Py_DECREF(args[2]);
+        failed = leave_lists(st, watchers, operation, links);
+        Py_DECREF(links);
     }
     return failed;
 }
@@ -1749,7 +1493,7 @@ static int wait_until(State *st, PyObject *purgatory, PyObject *operation, PyObj
     if (!failed && !isnan(when) && IS(operation, PENDING)) {
         failed = add_to_wheel(st, wheel, operation, when, now);
         if (!failed && !IS(operation, PENDING))
-            failed = remove_from_wheel(st, wheel, operation) < 0;
+            failed = remove_link(st, operation) < 0;
     }
     Py_DECREF(watchers); Py_DECREF(wheel);
     return failed;
@@ -1911,7 +1655,9 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
     PyObject *operation = NULL, *links = NULL;
     int failed = 0;
     while (!failed && spent <= budget && PyObject_Size(queue) <= queued) {
-        Py_XSETREF(operation, PyIter_Next(remaining));
+        PyObject *watch = PyIter_Next(remaining);
+        Py_XSETREF(operation, is_a(watch, st->Watch) ? get(AT(watch, Watch, operation)) : NULL);
+        Py_XDECREF(watch);
         if (operation == NULL) {
             failed = PyErr_Occurred() != NULL;
             break;
@@ -1965,16 +1711,13 @@ static const struct {
 static const struct {
     const char *name; size_t type, parent; PyType_Spec *spec; const char *slots;
 } bases[] = {
-    /* `copyreg` copies the attributes of these names, and refuses objects with more fields than
-       names. The names with "-" represent the fields that are not copied. */
-    {"buckets.TimerEntry", offsetof(State, EntryBase), 0, &entry_spec,
-    "_timer_chunk _timer_deadline -before -after"},
-    {"buckets.Chunk", offsetof(State, ChunkBase), 0, &chunk_spec, "wheel _first -last -size"},
+    {"rings.Link", offsetof(State, LinkBase), 0, &link_spec, "_link_ring _link_after _link_before"},
+    {"rings.Ring", offsetof(State, RingBase), 0, &ring_spec, "first last _size"},
+    {"wheel.TimerEntry", offsetof(State, EntryBase), offsetof(State, LinkBase), &entry_spec,
+    "_timer_deadline"},
     {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
     "_op_home _op_links _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
-    {"watch_lists.Chunk", offsetof(State, WatchListBase), 0, &watch_list_spec,
-    "-first -last -size"},
     {"purgatory.Purgatory", offsetof(State, PurgatoryBase), 0, &purgatory_spec, "_completed _expired _cancelled"},
     {"watch_lists.Watchers", offsetof(State, WatchersBase), 0, &watchers_spec,
     "pending _extra_keys"},
@@ -2085,8 +1828,7 @@ static int module_exec(PyObject *module) {
 #define INTERN(name) if ((st->s_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
     NAMES(INTERN)
     st->Twin_Type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &twin_spec, NULL);
-    st->IteratorType = (PyTypeObject *)PyType_FromModuleAndSpec(module, &iterator_spec, NULL);
-    if (st->IteratorType == NULL || st->Twin_Type == NULL) return -1;
+    if (st->Twin_Type == NULL) return -1;
     int failed = 0;
     st->missing = LENGTH(classes) + LENGTH(constants) + LENGTH(twins);
     for (size_t i = 0; i < LENGTH(bases) && !failed; i++) {

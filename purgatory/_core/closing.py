@@ -124,7 +124,7 @@ def cancel_key(
     purgatory: "Purgatory[Any]", key: Hashable, cause: Cause = Cause.CANCELLED
 ) -> Batches[Operation]:
     """Ends the operations that watch `key`, one at each step."""
-    while found := purgatory._watchers.first_operations(key):
+    while found := purgatory._watchers.operations(key, MAX_PER_ITERATION):
         for operation in found:
             links = operation._op_links
             # An operation whose outcome was decided has completed instead.

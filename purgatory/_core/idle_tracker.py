@@ -27,12 +27,11 @@ from math import ceil
 from typing import Any, Final, Generic, Self, TypeVar, final
 
 from purgatory._core.arguments import describe, seconds
-from purgatory._core.buckets import TimerEntry
-from purgatory._core.clock import TickClock
 from purgatory._core.dispatcher import dispatcher_of
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, LoopTimingWheel, report, running_loop
 from purgatory._core.observers import Cause, Observer, wait_notifier
+from purgatory._core.wheel import TickClock, TimerEntry
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -54,7 +53,7 @@ class _TrackedId(TimerEntry):
     def __init__(self, tracker: "IdleTracker[Any]", key: Any) -> None:
         self.tracker = tracker
         self.key = key
-        self._timer_chunk = None
+        self._link_ring = None
 
     def _timer_expired(self) -> None:
         self.tracker._expire(self)
@@ -233,6 +232,6 @@ class IdleTracker(Generic[Id]):
         self._loop_wheel._check()
         assert self._wheel.size == len(self._entries)
         assert all(
-            entry.key is id_ and entry._timer_chunk is not None
+            entry.key is id_ and entry._link_ring is not None
             for id_, entry in self._entries.items()
         )

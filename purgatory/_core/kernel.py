@@ -61,14 +61,21 @@ def compiled(function: F) -> F:
     return function if _kernel is None else _kernel.twin(function, _name(function))
 
 
+_OF_ANY_CLASS: Final = {"__doc__", "__module__", "__slots__"}
+
+
 def fields(cls: C) -> C:
-    """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in
-    C."""
+    """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in C,
+    whose methods replace those of `cls`."""
     if _kernel is not None:
         base = _kernel.base(_name(cls))
         if base is not None:
             slots = vars(cls)["__slots__"]
-            body = {name: value for name, value in vars(cls).items() if name not in slots}
+            body = {
+                name: value
+                for name, value in vars(cls).items()
+                if name not in slots and (name not in vars(base) or name in _OF_ANY_CLASS)
+            }
             body["__slots__"] = tuple(name for name in slots if name not in vars(base))
             parents = [each for each in cls.__bases__ if each not in (object, dict)]
             cls = type(cls)(cls.__name__, (*parents, base), body)

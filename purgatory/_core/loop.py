@@ -51,10 +51,9 @@ from threading import RLock
 from typing import Any, Final, Generic, TypeVar, final
 
 from purgatory._core.arguments import describe
-from purgatory._core.buckets import Bucket, TimerEntry
 from purgatory._core.errors import WrongLoop
 from purgatory._core.kernel import PYPY, constants, fields
-from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, TimingWheel
+from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, Bucket, TimerEntry, TimingWheel
 
 Report = Callable[[str, BaseException | None], object]
 """Called with a message, and the exception of user code or None. Does not raise: see `report`."""

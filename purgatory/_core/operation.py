@@ -38,7 +38,6 @@ from math import inf, isinf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from purgatory._core.arguments import describe, seconds
-from purgatory._core.buckets import TimerEntry
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationCancelled, WrongLoop
 from purgatory._core.failure import Failure
@@ -46,6 +45,7 @@ from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import report, running_loop
 from purgatory._core.observers import NO_KEY, Cause, Record
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
+from purgatory._core.wheel import TimerEntry
 
 if TYPE_CHECKING:
     from purgatory._core.purgatory import Purgatory
@@ -126,7 +126,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
             self._timer_deadline = None
         else:
             self._op_set_deadline(timeout, deadline)
-        self._timer_chunk = None
+        self._link_ring = None
         self._op_state = PENDING
         self._op_home = None
         self._op_links = UNWATCHED

@@ -53,11 +53,11 @@ from purgatory._core.operation import (
 from purgatory._core.states import COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.watch_lists import (
-    Chunk,
     KeyCheck,
     Keys,
     Watchers,
     WatchLinks,
+    WatchList,
     keys_of,
     steps_to_leave,
     unique_keys,
@@ -247,8 +247,6 @@ class Purgatory(Generic[Op]):
         if operation._op_state is not PENDING:
             dispatcher.perform(operation._op_finish)
             return True
-        for check in checks:
-            check.on_join(operation)
         if dispatcher.queue and interrupted is None:
             dispatcher.run_queue()
             return operation._op_state is not PENDING
@@ -270,12 +268,7 @@ class Purgatory(Generic[Op]):
         if type(watched) is tuple:
             self._watchers.add(operation, watched)
         else:
-            waiting = self._by_key.setdefault(watched, operation)
-            operation._op_links = (
-                watched
-                if waiting is operation
-                else self._watchers.join(watched, waiting, operation)
-            )
+            operation._op_links = self._watchers.join(watched, operation)
             self._watchers.pending += 1
         if operation._op_state is not PENDING:
             self._leave(operation)
@@ -313,7 +306,7 @@ class Purgatory(Generic[Op]):
             return 0
         if operation is None:
             return 0
-        if type(operation) is Chunk or operation._op_state is not PENDING:
+        if type(operation) is WatchList or operation._op_state is not PENDING:
             return self._check_key(key)
 
         dispatcher.current = operation
@@ -697,7 +690,6 @@ class Purgatory(Generic[Op]):
 
     # -- ending
 
-    @compiled
     def _claim(self, operation: Operation, state: OperationState) -> bool:
         if operation._op_state is not PENDING:
             return False
@@ -708,8 +700,9 @@ class Purgatory(Generic[Op]):
             self._expired += 1
         else:
             self._cancelled += 1
-        if operation._timer_chunk is not None:
-            self._wheel.remove(operation)
+        bucket = operation._link_ring
+        if bucket is not None:
+            bucket.remove(operation)
         links = operation._op_links
         if links is not UNWATCHED:
             operation._op_links = UNWATCHED
@@ -831,9 +824,7 @@ class Purgatory(Generic[Op]):
         for operation in waiting:
             assert operation._op_state is PENDING and operation._op_home is self
             assert operation._op_result is NO_RESULT
-            chunk = operation._timer_chunk
-            assert chunk is None or operation in chunk
-        assert self._wheel.size == sum(operation._timer_chunk is not None for operation in waiting)
+        assert self._wheel.size == sum(operation._link_ring is not None for operation in waiting)
         queued = [getattr(work, "__self__", None) for work, _ in self._dispatcher.queue]
         mine = {each for each in queued if isinstance(each, KeyCheck) and each._home is self}
         assert set(self._checks.values()) == mine

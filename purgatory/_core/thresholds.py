@@ -42,7 +42,6 @@ from purgatory._core.arguments import (
     require_exception,
     seconds,
 )
-from purgatory._core.buckets import TimerEntry
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import (
     OperationCancelled,
@@ -68,7 +67,7 @@ from purgatory._core.threshold_queue import (
     check_advance,
     describe_value,
 )
-from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
+from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, TimerEntry
 
 
 class Ordered(Protocol):
@@ -102,7 +101,7 @@ class _Waiter(TimerEntry):
         self.timeout = timeout
         self.started_at = purgatory._time()
         self.future: Any = None
-        self._timer_chunk = None
+        self._link_ring = None
 
     def _timer_expired(self) -> None:
         self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
@@ -561,7 +560,7 @@ class ThresholdPurgatory(Generic[K, V]):
         assert all(key is queue.key for key, queue in self._queues.items())
         waiters = [waiter for queue in self._queues.values() for waiter in queue._check()]
         assert self._pending == len(waiters)
-        in_wheel = sum(waiter._timer_chunk is not None for waiter in waiters)
+        in_wheel = sum(waiter._link_ring is not None for waiter in waiters)
         assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
         self._loop_wheel._check()
 

@@ -38,10 +38,10 @@ from enum import Enum
 from typing import Any, Final, TypeVar, final
 
 from purgatory._core.arguments import describe, seconds
-from purgatory._core.buckets import TimerEntry
 from purgatory._core.errors import WrongLoop
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import LoopTimingWheel, running_loop
+from purgatory._core.wheel import TimerEntry
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Timeout(TimerEntry):
         self._state = CREATED
         self._when = when
         """The deadline, as it was given until it is entered."""
-        self._timer_chunk = None
+        self._link_ring = None
         self._handle: Handle | None = None
         """The callback that lets it expire in the next iteration, if the deadline has passed."""
 
@@ -195,7 +195,7 @@ class Timeout(TimerEntry):
         if when <= now:
             self._unschedule()
             self._handle = loop_wheel.loop.call_soon(self._timer_expired)
-        elif self._timer_chunk is not None:
+        elif self._link_ring is not None:
             loop_wheel.wheel.reschedule(self, when, now)
         else:
             loop_wheel.wheel.add(self, when, now)
@@ -207,9 +207,9 @@ class Timeout(TimerEntry):
     @compiled
     def _unschedule(self) -> None:
         """Prevents its expiry."""
-        chunk = self._timer_chunk
-        if chunk is not None:
-            chunk.wheel.remove(self)
+        bucket = self._link_ring
+        if bucket is not None:
+            bucket.remove(self)
         elif self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -36,20 +36,193 @@ deadline can make `begin_iteration` or `next_due` raise, which would block all o
 
 Allocating may run a finalizer (from CPython 3.12 on a call may, too), which may remove entries.
 
+A level is a dictionary of the buckets that exist, by `due_tick // level.tick`. It is not a ring as
+in Kafka: an overdue bucket and the bucket that would reuse its slot are two objects.
+
 Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka,
 `util/timer/TimingWheel.java`, where the heap of buckets is a `DelayQueue`.
 """
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from math import floor, inf, isnan, nextafter
+from math import ceil, floor, inf, isnan, nextafter
 from operator import index
-from typing import Final
+from typing import Any, Final, final
 
 from purgatory._core.arguments import describe, seconds
-from purgatory._core.buckets import CHUNK_CAPACITY, Bucket, Chunk, Drain, Level, TimerEntry
-from purgatory._core.clock import MAX_TICK, TickClock
 from purgatory._core.kernel import compiled, fields
+from purgatory._core.rings import Link, Ring
+
+MIN_TICK: Final = 1e-9
+"""In seconds; no loop's clock has a finer resolution."""
+
+MAX_TICK: Final = 2**62
+"""Ticks beyond this count as never: 146 years of nanoseconds, 146 million years of milliseconds.
+
+Beyond 2**53, which ticks of 1 ns reach at a loop time of 104 days, a float skips some ticks. Then a
+deadline is met by the next representable tick, a few units in the last place of the loop's time
+later.
+"""
+
+
+@final
+class TickClock:
+    """Converts between the loop's seconds, which are floats, and a wheel's ticks, which are integers.
+
+    A deadline is rounded up to the next tick and the present is rounded down to the last one, so
+    that the deadlines of a tick are due when it has begun:
+
+        tick = 0.001    deadline 7.0423 s -> due tick 7043    now 7.0429 s -> tick 7042
+                        tick 7043 -> 7.043 s
+
+    uvloop's clock shows whole milliseconds, n / 1000, and 0.001 * n is often another float:
+    `int(now * 1000)` misses some 1 of 200 exact wake-ups. So if a second has a whole number of
+    ticks, an instant is computed by one division, which is correctly rounded and equals the loop's
+    own value, and rounding down is checked against it.
+
+    Args:
+        tick: the length of one tick in seconds, finite and at least a nanosecond.
+
+    Raises:
+        ValueError, TypeError: `tick` is shorter, not finite, or no number.
+    """
+
+    __slots__ = ("is_whole", "rate", "tick")
+
+    def __init__(self, tick: float) -> None:
+        given, tick = tick, seconds("tick", tick)
+        if not MIN_TICK <= tick < inf:
+            raise ValueError(
+                f"tick must be a finite number of seconds, at least {MIN_TICK}, got "
+                f"{describe(given)}"
+            )
+        rate = 1.0 / tick
+        self.is_whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
+        """Whether `rate` is an integer. Then a tick begins exactly at its number divided by the
+        rate."""
+        self.tick = tick
+        self.rate = float(round(rate)) if self.is_whole else rate
+        """Ticks per second."""
+
+    def instant(self, tick_number: float) -> float:
+        """When a tick begins, in seconds of the loop's time."""
+        return tick_number / self.rate if self.is_whole else tick_number * self.tick
+
+    def due_tick(self, when: float) -> int:
+        """The first tick that does not begin before `when`, which is not NaN; within `MAX_TICK`
+        either way.
+
+        The product may have been rounded past an integer, by one unit in the last place, so the
+        result is checked both ways.
+        """
+        ticks = when * self.rate
+        if not -MAX_TICK < ticks < MAX_TICK:
+            return MAX_TICK if ticks > 0 else -MAX_TICK
+        due_tick = ceil(ticks)
+        if self.instant(due_tick) < when:
+            return due_tick + 1
+        return due_tick - 1 if self.instant(due_tick - 1) >= when else due_tick
+
+    def tick_at(self, now: float) -> int:
+        """The last tick that has begun by `now`."""
+        tick_number = int(now * self.rate)
+        if self.instant(tick_number) > now:
+            return tick_number - 1
+        if self.instant(tick_number + 1) <= now:
+            return tick_number + 1
+        return tick_number
+
+
+@fields
+class TimerEntry(Link):
+    """Something that waits in a wheel.
+
+    Attributes:
+        _link_ring: the bucket that holds the entry; None if it is in no wheel.
+        _timer_deadline: the deadline, in seconds. A later one may be assigned: when the bucket of
+            the entry is due, the entry moves to the bucket of its deadline.
+    """
+
+    __slots__ = ("_timer_deadline",)
+
+    _timer_deadline: Any  # a float, never NaN; in no wheel, some subclasses have None
+
+    def _timer_expired(self) -> int | None:
+        """Called when the deadline has come and the entry has left the wheel.
+
+        A callback of the garbage collector may run between the two, so the entry may have ended or
+        have been scheduled again.
+
+        Returns:
+            The work this was, in steps of the budget; None for one step.
+        """
+        raise TypeError(f"{type(self).__name__} defines no _timer_expired")
+
+
+@fields
+class Bucket(Ring):
+    """The interval `[start_tick, start_tick + level.tick)`, and the entries that are due in it, in
+    order of addition."""
+
+    __slots__ = (
+        "generation",
+        "handle",
+        "level",
+        "number",
+        "scheduled_for",
+        "start_tick",
+        "wake_tick",
+        "wheel",
+    )
+
+    def __init__(self, wheel: Any, level: "Level", number: int, generation: int) -> None:
+        super().__init__()
+        self.wheel = wheel
+        """The `TimingWheel`."""
+        self.level = level
+        self.number = number
+        self.start_tick = start_tick = number * level.tick
+        self.wake_tick = start_tick if level.depth == 0 else start_tick - level.tick
+        """When its entries are due, or have to cascade."""
+        self.generation = generation
+        """The iteration of work in which it was opened."""
+        self.handle: Any = None
+        """The callback of the owner's event loop for `wake_tick`; None if none is scheduled."""
+        self.scheduled_for = 0.0
+        """The time of that callback, in seconds."""
+
+    def emptied(self) -> None:
+        wheel = self.wheel
+        if wheel.notify_empty:
+            wheel._on_empty()
+
+    def __repr__(self) -> str:
+        return f"<Bucket [{self.start_tick}, {self.start_tick + self.level.tick}) of {len(self)}>"
+
+
+class Level:
+    """The open buckets of one width.
+
+    Attributes:
+        buckets: the buckets, by number.
+        tick: the width of a bucket, in ticks of the wheel.
+        interval: the width of a bucket of the next level.
+        end_tick: the first due tick that belongs to a wider level.
+    """
+
+    __slots__ = ("buckets", "depth", "end_tick", "interval", "tick")
+
+    def __init__(self, depth: int, wheel_size: int, current_tick: int) -> None:
+        self.buckets: dict[int, Bucket] = {}
+        self.depth = depth
+        self.tick = wheel_size**depth
+        self.interval = self.tick * wheel_size
+        self.advance(current_tick)
+
+    def advance(self, current_tick: int) -> None:
+        """Extends the level to the end of the next level's bucket after the current one."""
+        self.end_tick = (current_tick // self.interval + 2) * self.interval
+
 
 DEFAULT_WHEEL_SIZE: Final = 512
 """With a tick of 1 ms, buckets of the second level are half a second wide, of the third 262 s, of
@@ -72,7 +245,7 @@ class TimingWheel:
         wheel_size: the width of a level's buckets, in buckets of the level below; 2 to 2**62.
         arm: called with each new bucket, before it has entries. If it raises, the bucket is not
             added.
-        on_empty: called when the last entry of a chunk was removed, if `notify_empty` is true. The
+        on_empty: called when the last entry of a bucket was removed, if `notify_empty` is true. The
             owner should check soon whether the wheel `is_empty`.
         on_behind: called with a time before the current tick: an old reading, or of a clock that
             has leapt back. In the latter case the owner calls `rewind`.
@@ -149,16 +322,16 @@ class TimingWheel:
         self._wide: list[tuple[int, int, Bucket]] = []
         """The open buckets of the other levels, a heap by the tick at which they cascade, and
         level."""
-        self._expiring = Drain()
-        """The entries of the closed bucket that is due."""
+        self._expiring = Ring()
+        """The closed bucket that is due."""
         self._expiring_tick, self._until = -MAX_TICK, -inf
         """Its tick, and its last deadline in seconds; entries with later ones were postponed."""
-        self._cascading: list[tuple[int, int, Drain]] = []
-        """The entries of closed wide buckets, which cascade: a heap by start and serial number."""
+        self._cascading: list[tuple[int, int, Bucket]] = []
+        """The closed wide buckets, which cascade: a heap by start and serial number."""
         self._cascades = 0
         """The last serial number."""
         self.reset_clock()
-        self._beyond_horizon = Bucket(self.levels[0], MAX_TICK, 0, Chunk(self))
+        self._beyond_horizon = Bucket(self, self.levels[0], MAX_TICK, 0)
         """Entries that are too far away ever to be due. It is in no level, and never armed."""
 
     def reset_clock(self) -> None:
@@ -184,25 +357,16 @@ class TimingWheel:
             level.buckets.clear()
         self._due.clear()
         self._wide.clear()
-        if not self._beyond_horizon:  # a dictionary does not shrink
-            self._beyond_horizon.chunk = Chunk(self)
 
     def clear(self) -> list[TimerEntry]:
         """Removes all entries and buckets, and returns the entries. The owner cancels the buckets'
         callbacks. Cost: one step for each entry."""
-        chunks = [chunk for bucket in self.buckets() for chunk in bucket.chunks()]
-        chunks += self.draining() + self._beyond_horizon.chunks()
-        self._expiring, self._cascading = Drain(), []
-        self._beyond_horizon.full_chunks, self._beyond_horizon.chunk = [], Chunk(self)
+        rings, notify, self.notify_empty = self._rings(), self.notify_empty, False
+        self._expiring, self._cascading = Ring(), []
         self.forget_buckets()
-        removed: list[TimerEntry] = []
-        for chunk in chunks:
-            for entry in list(chunk):
-                if entry._timer_chunk is chunk:
-                    entry._timer_chunk = None
-                    removed.append(entry)
-            chunk.clear()
-        return removed
+        entries = [entry for ring in rings for entry in ring.links() if ring.remove(entry)]
+        self.notify_empty = notify
+        return entries
 
     def rewind(self, now: float) -> None:
         """Goes back to `now`, for a clock that has leapt back: adds all entries again. The owner
@@ -230,34 +394,24 @@ class TimingWheel:
             when = seconds("when", when)
         try:
             if when > self._level0_end:
-                chunk = self._level1_buckets[floor(when * self._level1_rate)].chunk
+                bucket = self._level1_buckets[floor(when * self._level1_rate)]
             elif when > now:
                 ticks = when * self._rate + ROUND_UP
                 number = floor(ticks)
                 if ticks - number > CLOSE and self.clock.instant(number) < when:
                     number += 1
-                chunk = self._level0_buckets[number].chunk
+                bucket = self._level0_buckets[number]
             else:
-                chunk = None
+                bucket = self._bucket_for(seconds("when", when), now)  # which refuses NaN
         except (KeyError, OverflowError):  # the latter for infinity
-            chunk = None
-        if chunk is None or len(chunk) >= CHUNK_CAPACITY:
-            chunk = self._chunk_for(seconds("when", when), now)  # which refuses NaN
+            bucket = self._bucket_for(when, now)
         entry._timer_deadline = when
-        entry._timer_chunk = chunk
-        chunk[entry] = None
+        bucket.append(entry)
 
-    @compiled
     def remove(self, entry: TimerEntry) -> bool:
         """Removes `entry`; False if it is in no wheel. Cost: O(1)."""
-        chunk = entry._timer_chunk
-        if chunk is None:
-            return False
-        del chunk[entry]
-        entry._timer_chunk = None
-        if not chunk and self.notify_empty:
-            self._on_empty()
-        return True
+        bucket = entry._link_ring
+        return bucket is not None and bucket.remove(entry)
 
     def reschedule(self, entry: TimerEntry, when: float, now: float) -> None:
         """Moves `entry`, which waits here, to `when`. Cost: O(1); to postpone is one assignment.
@@ -268,25 +422,22 @@ class TimingWheel:
         if type(when) is not float:
             when = seconds("when", when)
         if when < entry._timer_deadline or not when > now:
-            self._move(entry, self._chunk_for(seconds("when", when), now))
+            self._move(entry, self._bucket_for(seconds("when", when), now))
         entry._timer_deadline = when
 
-    def _chunk_for(self, when: float, now: float) -> Chunk:
-        """The chunk for a new entry that is due at `when`."""
+    def _bucket_for(self, when: float, now: float) -> Bucket:
+        """The bucket for a new entry that is due at `when`."""
         self._advance_clock(now)
         due_tick = self.clock.due_tick(when)
         # Rounded up only if it lies ahead: with a long tick, it would be up to a tick late.
         if when <= now and self.clock.instant(due_tick) > when:
             due_tick -= 1
-        return self._chunk_for_tick(due_tick)
-
-    def _chunk_for_tick(self, due_tick: int) -> Chunk:
-        if due_tick == MAX_TICK:
-            return self._beyond_horizon.writable_chunk()
-        return self._bucket_for_tick(due_tick).writable_chunk()
+        return self._bucket_for_tick(due_tick)
 
     def _bucket_for_tick(self, due_tick: int) -> Bucket:
         """The bucket of `due_tick`, a new one if there is none."""
+        if due_tick == MAX_TICK:
+            return self._beyond_horizon
         levels, depth = self.levels, 0
         while due_tick >= levels[depth].end_tick:
             depth += 1
@@ -296,7 +447,7 @@ class TimingWheel:
         number = due_tick // level.tick
         bucket = level.buckets.get(number)
         if bucket is None:
-            bucket = Bucket(level, number, self._generation, Chunk(self))
+            bucket = Bucket(self, level, number, self._generation)
             self._arm(bucket)
             level.buckets[number] = bucket
             if depth == 0:
@@ -308,12 +459,11 @@ class TimingWheel:
     @property
     def size(self) -> int:
         """The number of entries. Cost: the number of buckets."""
-        draining = sum(map(len, self._drains()))
-        return sum(map(len, self.buckets())) + draining + len(self._beyond_horizon)
+        return sum(map(len, self._rings()))
 
     def is_empty(self) -> bool:
         """Whether no entry will ever be due. Cost: the number of empty buckets."""
-        return not any(self.buckets()) and not any(map(len, self._drains()))
+        return not any(self.buckets()) and not any(self.draining())
 
     def takes(self, bucket: Bucket) -> bool:
         """Whether `bucket` accepts entries. If not, it was due, or the wheel was cleared."""
@@ -323,12 +473,12 @@ class TimingWheel:
         """The open buckets, including empty ones."""
         return (bucket for level in self.levels for bucket in level.buckets.values())
 
-    def _drains(self) -> list[Drain]:
-        return [self._expiring, *(drain for _, _, drain in self._cascading)]
+    def draining(self) -> list[Ring]:
+        """The closed buckets: first the due one, then those that cascade."""
+        return [self._expiring, *(bucket for _, _, bucket in self._cascading)]
 
-    def draining(self) -> list[Chunk]:
-        """The chunks of closed buckets: first of due ones, then of cascading ones."""
-        return [chunk for drain in self._drains() for chunk in drain.chunks()]
+    def _rings(self) -> list[Ring]:
+        return [*self.buckets(), *self.draining(), self._beyond_horizon]
 
     # -- due entries
 
@@ -337,11 +487,10 @@ class TimingWheel:
         for the next iteration."""
         self._advance_clock(now)
         while self._wide and self._wide[0][0] <= self.current_tick:
-            drain = Drain()
             bucket = heappop(self._wide)[2]
-            drain.extend(self._close(bucket))
+            self._close(bucket)
             self._cascades += 1
-            heappush(self._cascading, (bucket.start_tick, self._cascades, drain))
+            heappush(self._cascading, (bucket.start_tick, self._cascades, bucket))
         self._generation += 1
         self._budget = budget - self._cascade(budget // 2)
 
@@ -350,7 +499,7 @@ class TimingWheel:
         """Removes and returns the next due entry; None if there is none, or the iteration is
         over."""
         while self._budget > 0:
-            entry = self._expiring.next_entry()
+            entry: Any = self._expiring.first
             if entry is None:
                 if self._expire_next_bucket(now):
                     continue
@@ -360,14 +509,8 @@ class TimingWheel:
             # With ticks finer than its float, a deadline may be past its tick.
             when = entry._timer_deadline
             if when <= self._until or self.clock.due_tick(when) <= self._expiring_tick:
-                # As `remove`, but without a call, in which a finalizer may run and postpone it.
-                chunk = entry._timer_chunk
-                if chunk is not None:
-                    del chunk[entry]
-                    entry._timer_chunk = None
-                    if not chunk and self.notify_empty:
-                        self._on_empty()
-                    return entry
+                if self._expiring.remove(entry):
+                    return entry  # type: ignore[no-any-return]
             else:
                 self._move_on(entry)
         return None
@@ -402,7 +545,8 @@ class TimingWheel:
         # Those that were overdue when they were added lie between the tick and the next one.
         last = nextafter(self.clock.instant(due_tick + 1), -inf)
         self._until = max(self.clock.instant(due_tick), min(last, now))
-        self._expiring.extend(self._close(bucket))
+        self._close(bucket)
+        self._expiring = bucket
         self._budget -= 1  # after a stall there may be thousands of empty ones
         return True
 
@@ -411,7 +555,7 @@ class TimingWheel:
         number."""
         moved = 0
         while moved < limit and self._cascading:
-            entry = self._cascading[0][2].next_entry()
+            entry: Any = self._cascading[0][2].first
             if entry is None:
                 heappop(self._cascading)
                 continue
@@ -421,23 +565,18 @@ class TimingWheel:
 
     def _move_on(self, entry: TimerEntry) -> None:
         """Moves an entry of a closed bucket to the bucket of its own tick."""
-        self._move(entry, self._chunk_for_tick(self.clock.due_tick(entry._timer_deadline)))
+        self._move(entry, self._bucket_for_tick(self.clock.due_tick(entry._timer_deadline)))
 
-    def _move(self, entry: TimerEntry, target: Chunk) -> None:
-        chunk = entry._timer_chunk
-        if chunk is None:
-            return  # a finalizer has removed it, while `target` was looked up
-        del chunk[entry]
-        entry._timer_chunk = target
-        target[entry] = None
-        self.moves += 1
+    def _move(self, entry: TimerEntry, target: Bucket) -> None:
+        bucket = entry._link_ring
+        if bucket is not None and bucket.remove(entry):  # else a finalizer has removed it
+            target.append(entry)
+            self.moves += 1
 
-    def _close(self, bucket: Bucket) -> list[Chunk]:
-        """Removes `bucket` from its level, so that it accepts no more entries; returns its
-        chunks."""
+    def _close(self, bucket: Bucket) -> None:
+        """Removes `bucket` from its level, so that it accepts no more entries."""
         self._forget_recent()
         del bucket.level.buckets[bucket.number]
-        return bucket.chunks()
 
     # -- time
 
@@ -484,17 +623,15 @@ class TimingWheel:
         ]
         assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
         for bucket in buckets:
-            for chunk in bucket.chunks():
-                for entry in chunk:
-                    # Its bucket never begins too late; it begins too early if the entry is overdue
-                    # or postponed.
-                    assert bucket.start_tick <= max(
-                        self.clock.due_tick(entry._timer_deadline), self.current_tick
-                    )
-        chunks = [chunk for bucket in buckets for chunk in bucket.chunks()]
-        chunks += self.draining() + self._beyond_horizon.chunks()
-        for chunk in chunks:
-            assert chunk.wheel is self and len(chunk) <= CHUNK_CAPACITY
-            for entry in chunk:
-                assert entry._timer_chunk is chunk
+            for entry in bucket.links():
+                # Its bucket never begins too late; it begins too early if the entry is overdue or
+                # postponed.
+                assert bucket.start_tick <= max(
+                    self.clock.due_tick(entry._timer_deadline), self.current_tick
+                )
+        for ring in self._rings():
+            entries = ring.links()
+            assert len(entries) == len(ring)
+            for entry in entries:
+                assert entry._link_ring is ring
                 assert type(entry._timer_deadline) is float and not isnan(entry._timer_deadline)

@@ -203,7 +203,7 @@ def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
     return _fields(seen, "is_closed", "max_pending", "without_deadline", "looked_at") | {
         "oldest": _oldest(seen, key_of),
         "hottest": [
-            _fields(each, "waiting", "is_at_least") | {"key": text_of(each.key, key_of)}
+            {"waiting": each.waiting, "key": text_of(each.key, key_of)}
             for each in seen.hottest[:MAX_HOT_KEYS]
         ],
         "missedLast": [

@@ -301,7 +301,7 @@ async def test_state_has_pending_ended_and_missed():
         "waited": 1.25,
         "left": 28.75,
     }
-    assert about["hottest"][0] == {"key": "'news'", "waiting": 4, "isAtLeast": False}
+    assert about["hottest"][0] == {"key": "'news'", "waiting": 4}
     assert [(each["keys"], each["timeout"], each["ago"]) for each in about["missedLast"]] == [
         (["'forgotten'"], 1, 0.25)
     ]

@@ -14,6 +14,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import purgatory
@@ -25,6 +26,7 @@ from purgatory import (
     TimerTask,
     WheelTimer,
 )
+from purgatory._core.dispatcher import dispatcher_of
 from purgatory.testing import VirtualTimeLoop
 
 logging.disable(logging.CRITICAL)
@@ -270,103 +272,37 @@ class Lie:
         return self
 
 
-def slots_of(cls: type) -> list[str]:
-    return [
-        name
-        for each in cls.__mro__
-        for name in getattr(each, "__slots__", ())
-        if name != "__weakref__"
-    ]
-
-
 async def fuzz_main(seed: int) -> None:
-    """Puts wrong values into fields, removes values, and calls every compiled function."""
+    """Calls every compiled method with half-made objects and wrong arguments."""
     chance = random.Random(seed)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     for _ in range(100):
         one: Purgatory[Idle] = Purgatory()
         timer = WheelTimer()
-        operation, other = Idle(30.0), Idle(30.0)
+        operation, other, half = Idle(30.0), Idle(30.0), Idle.__new__(Idle)
         one.try_complete_else_watch(operation, ["a", "b"])
         one.try_complete_else_watch(other, chance.choice((["a"], ["c"])))
         task = timer.call_later(30.0, bool)
-        parts = [
-            one,
-            timer,
-            operation,
-            other,
-            task,
-            Idle.__new__(Idle),
-            Purgatory.__new__(Purgatory),
-        ]
-        parts += [WheelTimer.__new__(WheelTimer), TimerTask.__new__(TimerTask)]
-        parts += [one._wheel, one._watchers, one._loop_wheel, timer._loop_wheel]
-        parts += [each for each in one._by_key.values() if each is not other]
-        parts += list(one._wheel.buckets())
-        dispatcher: Any = one._dispatcher
-        for _ in range(chance.randrange(1, 4)):
-            part = chance.choice(parts)
-            name = chance.choice([*slots_of(type(part)), "nothing"])
-            if name == "wheel_size":
-                continue  # with one of 1 the levels of a wheel never reach a deadline
-            try:
-                if chance.random() < 0.3:
-                    delattr(part, name)
-                else:
-                    values = [
-                        None,
-                        5,
-                        -1,
-                        "x",
-                        2.5,
-                        float("nan"),
-                        float("inf"),
-                        (),
-                        [],
-                        {},
-                        Lie(),
-                        True,
-                    ]
-                    setattr(part, name, chance.choice([*values, operation, one, task, parts[5]]))
-            except Exception:
-                pass
-        calls: list[Callable[[], object]] = []
-        for each in (operation, other, parts[5], Lie()):
-            calls += [each.force_complete, each.cancel, each._timer_expired, each._op_finish]  # type: ignore[union-attr]
-            for where in (one, parts[6]):
-                calls.append(
-                    lambda each=each, where=where: where.try_complete_else_watch(each, ["a", "b"])
-                )
-                calls.append(
-                    lambda each=each, where=where: where.try_complete_else_watch(each, ("c",))
-                )
-        for where in (one, parts[6]):
-            calls += [
-                lambda where=where, key=key: where.check_and_complete(key) for key in ("a", "c", [])
-            ]
-        for clock in (timer, parts[7]):
-            calls += [
-                lambda clock=clock, delay=delay: clock.call_later(delay, bool)
-                for delay in (1.0, 9e9)
-            ]
-        calls += [
-            task.cancel,
-            parts[8].cancel,
-            lambda: task.reschedule(5.0),
-            lambda: operation.__init__(3.0),
-        ]
-        wheel = parts[9]
-        calls += [
-            lambda each=each: wheel.add(each, 1.0, 0.5)
-            for each in (operation, task, parts[8], Lie())
-        ]
-        calls += [lambda each=each: wheel.remove(each) for each in (operation, task, Lie())]
-        calls += [
-            lambda: wheel.next_due(1e9),
-            lambda: (wheel.begin_iteration(9, 1e9), wheel.next_due(1e9)),
+        half_task = TimerTask.__new__(TimerTask)
+        arguments = [None, 5, -1, "x", 2.5, float("nan"), float("inf"), (), [], {}, Lie(), True]
+        arguments += [operation, other, half, one, task, half_task, ("a", "b"), ["c"], 9e9]
+        calls: list[Callable[..., object]] = [Idle, purgatory.timeout]
+        for each in (operation, other, half):
+            calls += [each.force_complete, each.cancel, each._timer_expired, each._op_finish]
+            calls += [each.__init__, each.try_complete, each.on_complete, each.on_expiration]  # type: ignore[misc]
+        for where in (one, Purgatory.__new__(Purgatory)):
+            calls += [where.try_complete_else_watch, where.check_and_complete]
+        for clock in (timer, WheelTimer.__new__(WheelTimer)):
+            calls += [clock.call_later, clock.call_at]
+        for one_task in (task, half_task):
+            calls += [one_task.cancel, one_task.reschedule]
+        calls = [
+            partial(call, *chance.choices(arguments, k=count))
+            for call in calls
+            for count in (0, 1, 2, 2, 3)
         ]
         chance.shuffle(calls)
-        for call in calls[:20]:
+        for call in calls[:40]:
             try:
                 call()
             except Exception:
@@ -374,6 +310,7 @@ async def fuzz_main(seed: int) -> None:
             if chance.random() < 0.05:
                 gc.collect(1)
         # the loop's dispatcher is reused in the next round
+        dispatcher: Any = dispatcher_of(asyncio.get_running_loop())
         dispatcher.current, dispatcher._continuation_scheduled = None, False
         dispatcher.queue.clear()
         for each in (operation, other):  # breaks the cycle with what they wait in

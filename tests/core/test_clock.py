@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory._core.clock import MAX_TICK, TickClock
+from purgatory._core.wheel import MAX_TICK, TickClock
 
 TICKS = [0.001, 0.01, 0.25, 2.5, 0.0005, 1 / 3, 0.0003, 86_400.0]
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from invariants import check
 
 from purgatory import DelayedOperation, OperationState, Purgatory
-from purgatory._core.clock import TickClock
+from purgatory._core.wheel import TickClock
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState

@@ -24,10 +24,8 @@ from helpers import THOROUGHNESS
 from invariants import check, small_bounds
 
 from purgatory import TimerTask, WheelTimer
-from purgatory._core.buckets import Bucket
-from purgatory._core.clock import TickClock
+from purgatory._core.wheel import Bucket, TickClock
 
-CHUNK_CAPACITY = 4
 MAX_PER_ITERATION = 8
 
 STEPS = 60
@@ -201,7 +199,7 @@ class History:
         item.task = self.timer.call_at(when, self.on_due, item)
         assert item.task.when() == when
         bucket = self.wheel.levels[0].buckets.get(self.clock.due_tick(when))
-        if bucket is not None and item.task._timer_chunk is bucket.chunk:
+        if bucket is not None and item.task._link_ring is bucket:
             item.bucket = bucket
 
     def cancel(self, item: Waiting) -> None:
@@ -397,7 +395,7 @@ class History:
 @contextmanager
 def running(loop: ManualLoop) -> Iterator[None]:
     """Makes `loop` the running loop, and all bounds small."""
-    with small_bounds(CHUNK_CAPACITY, MAX_PER_ITERATION, stage=DAY):
+    with small_bounds(MAX_PER_ITERATION, stage=DAY):
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(cast("asyncio.AbstractEventLoop", loop))
         try:
