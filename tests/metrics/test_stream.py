@@ -77,25 +77,6 @@ def test_prometheus_reads_a_stream() -> None:
     assert value("running") == 0
 
 
-async def test_the_page_shows_a_stream() -> None:
-    transport = httpx2.ASGITransport(console(stream=a_stream()), client=("127.0.0.1", 5))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
-        shown = json.loads((await client.get("/state")).text)["stream"]
-
-    assert (shown["name"], shown["isRunning"], shown["pending"], shown["completed"]) == (
-        "orders",
-        True,
-        3,
-        7,
-    )
-    assert (shown["watermark"], shown["stateRows"], shown["lateSignals"], shown["rows"]) == (
-        1_767_268_800.0,
-        6,
-        3,
-        30,
-    )
-
-
 def test_stream_is_behind_once_something_is_due() -> None:
     stream = a_stream()
     watermark = 1_767_268_800.0
@@ -107,7 +88,7 @@ def test_stream_is_behind_once_something_is_due() -> None:
     assert [now.behind(watermark + second) for second in (4, 5, 60)] == [0, 5, 60]
 
 
-async def test_stream_shows_time_and_overdue_operations() -> None:
+async def test_page_shows_a_stream() -> None:
     stream, watermark = a_stream(), 1_767_268_800.0
     stream.looked(next_due=watermark, held_back_by="signals", silent_since=watermark, overdue=2)
     registry = CollectorRegistry()
@@ -120,5 +101,9 @@ async def test_stream_shows_time_and_overdue_operations() -> None:
     behind = registry.get_sample_value("purgatory_stream_behind_seconds", labels)
     assert behind is not None and behind > 0
     assert registry.get_sample_value("purgatory_stream_overdue_operations", labels) == 2
-    assert (shown["heldBackBy"], shown["overdue"]) == ("signals", 2)
+    expected = {
+        "name": "orders", "isRunning": True, "pending": 3, "completed": 7, "watermark": watermark,
+        "stateRows": 6, "lateSignals": 3, "rows": 30, "heldBackBy": "signals", "overdue": 2,
+    }  # fmt: skip
+    assert shown.items() >= expected.items()
     assert shown["behind"] > 0 and shown["silent"] > 0

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import purgatory
 
 
@@ -74,72 +76,54 @@ def test_the_fixture_runs_coroutines_in_plain_tests(tmp_path: Path) -> None:
     assert pytest_passes(tmp_path, tests=tests) == 7
 
 
-PYTEST_ASYNCIO_TESTS = """
-    @pytest.mark.asyncio
-    async def test_an_hour_passes():
-        loop = asyncio.get_running_loop()
-        assert type(loop) is VirtualTimeLoop
-        await asyncio.sleep(3600)
-        assert loop.time() == 3600.0
-        assert await asyncio.wait_for(asyncio.to_thread(str, 1), 1) == "1"
+HOOK = """
+    def pytest_asyncio_loop_factories(config, item):
+        return {"real_time": asyncio.SelectorEventLoop, "virtual_time": VirtualTimeLoop}
 """
+POLICY = """
+    class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self):
+            return VirtualTimeLoop()
+
+    @pytest.fixture
+    def event_loop_policy():
+        return VirtualTimePolicy()
+"""
+BACKEND = """
+    @pytest.fixture
+    def anyio_backend():
+        return "asyncio", {"loop_factory": VirtualTimeLoop}
+"""
+DEPRECATED = ("-W", "ignore::pytest.PytestDeprecationWarning", "-W", "ignore::DeprecationWarning")
 
 
-def test_pytest_asyncio_takes_the_loop_by_its_hook(tmp_path: Path) -> None:
-    conftest = """
-        def pytest_asyncio_loop_factories(config, item):
-            return {"virtual_time": VirtualTimeLoop}
+@pytest.mark.parametrize(
+    ("plugin", "conftest", "mark", "options"),
+    [
+        (
+            "pytest_asyncio",
+            HOOK.replace('"real_time": asyncio.SelectorEventLoop, ', ""),
+            "asyncio",
+            (),
+        ),
+        ("pytest_asyncio", HOOK, 'asyncio(loop_factories=["virtual_time"])', ()),
+        ("pytest_asyncio", POLICY, "asyncio", DEPRECATED),  # before it had the hook
+        ("anyio", BACKEND, "anyio", ()),
+    ],
+    ids=["hook", "marked tests", "policy", "anyio"],
+)
+def test_other_plugins_run_tests_on_virtual_time(tmp_path, plugin, conftest, mark, options):
+    tests = f"""
+        @pytest.mark.{mark}
+        async def test_an_hour_passes():
+            loop = asyncio.get_running_loop()
+            assert type(loop) is VirtualTimeLoop
+            await asyncio.sleep(3600)
+            assert loop.time() == 3600.0
+            assert await asyncio.wait_for(asyncio.to_thread(str, 1), 1) == "1"
     """
-    assert (
-        pytest_passes(
-            tmp_path, "pytest_asyncio.plugin", conftest=conftest, tests=PYTEST_ASYNCIO_TESTS
-        )
-        == 1
-    )
-
-
-def test_pytest_asyncio_uses_loop_in_marked_tests(tmp_path: Path) -> None:
-    conftest = """
-        def pytest_asyncio_loop_factories(config, item):
-            return {"real_time": asyncio.SelectorEventLoop, "virtual_time": VirtualTimeLoop}
-    """
-    tests = PYTEST_ASYNCIO_TESTS.replace(
-        "mark.asyncio", 'mark.asyncio(loop_factories=["virtual_time"])'
-    )
-    assert pytest_passes(tmp_path, "pytest_asyncio.plugin", conftest=conftest, tests=tests) == 1
-
-
-def test_old_pytest_asyncio_uses_loop_by_policy(tmp_path: Path) -> None:
-    conftest = """
-        class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
-            def new_event_loop(self):
-                return VirtualTimeLoop()
-
-        @pytest.fixture
-        def event_loop_policy():
-            return VirtualTimePolicy()
-    """
-    options = ("-W", "ignore::pytest.PytestDeprecationWarning", "-W", "ignore::DeprecationWarning")
-    assert (
-        pytest_passes(
-            tmp_path,
-            "pytest_asyncio.plugin",
-            conftest=conftest,
-            tests=PYTEST_ASYNCIO_TESTS,
-            options=options,
-        )
-        == 1
-    )
-
-
-def test_anyio_uses_loop_as_backend_option(tmp_path: Path) -> None:
-    conftest = """
-        @pytest.fixture
-        def anyio_backend():
-            return "asyncio", {"loop_factory": VirtualTimeLoop}
-    """
-    tests = PYTEST_ASYNCIO_TESTS.replace("mark.asyncio", "mark.anyio")
-    assert pytest_passes(tmp_path, "anyio.pytest_plugin", conftest=conftest, tests=tests) == 1
+    name = {"pytest_asyncio": "pytest_asyncio.plugin", "anyio": "anyio.pytest_plugin"}[plugin]
+    assert pytest_passes(tmp_path, name, conftest=conftest, tests=tests, options=options) == 1
 
 
 def test_other_tests_get_no_virtual_time(tmp_path: Path) -> None:
@@ -156,20 +140,12 @@ def test_other_tests_get_no_virtual_time(tmp_path: Path) -> None:
         def test_plain(virtual_time_runner):
             assert type(virtual_time_runner.get_loop()) is VirtualTimeLoop
     """
-    conftest = """
-        @pytest.fixture
-        def anyio_backend():
-            return "asyncio"
-    """
-    assert (
-        pytest_passes(
-            tmp_path, "pytest_asyncio.plugin", "anyio.pytest_plugin", conftest=conftest, tests=tests
-        )
-        == 3
-    )
+    plugins = ("pytest_asyncio.plugin", "anyio.pytest_plugin")
+    conftest = BACKEND.replace('"asyncio", {"loop_factory": VirtualTimeLoop}', '"asyncio"')
+    assert pytest_passes(tmp_path, *plugins, conftest=conftest, tests=tests) == 3
 
 
-def test_the_plugin_imports_nothing_but_the_loop() -> None:
+def test_plugin_imports_nothing_but_the_loop(program):
     code = """
         import sys
         import purgatory, pytest
@@ -177,13 +153,6 @@ def test_the_plugin_imports_nothing_but_the_loop() -> None:
         import purgatory.testing.pytest_plugin
         print(sorted(set(sys.modules) - before))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": str(Path(purgatory.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-    )
     modules = ["", "._stores", "._virtual_time", ".pytest_plugin"]
-    assert done.stdout.strip() == str([f"purgatory.testing{name}" for name in modules])
+    expected = str([f"purgatory.testing{name}" for name in modules])
+    assert program("-c", textwrap.dedent(code)).stdout.strip() == expected

@@ -83,17 +83,16 @@ def test_control_characters_of_a_foreign_server_are_escaped():
 
 
 @contextmanager
-def served(*answers):
-    """The URL of a server that gives these answers, each a status and a body, and a list of the
-    tags that it was sent."""
-    left, tags = list(answers), []
+def responding(respond):
+    """The URL of a server that answers with what `respond(handler)` returns: status, headers and
+    body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            tags.append(self.headers["If-None-Match"])
-            status, body = left.pop(0)
+            status, headers, body = respond(self)
             self.send_response(status)
-            self.send_header("ETag", f'"{len(tags)}"')
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
@@ -103,10 +102,25 @@ def served(*answers):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/purgatory/", tags
+            yield f"http://127.0.0.1:{server.server_port}/purgatory/"
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def served(*answers):
+    """The URL of a server that gives these answers, each a status and a body, and a list of the
+    tags that it was sent."""
+    left, tags = list(answers), []
+
+    def respond(handler):
+        tags.append(handler.headers["If-None-Match"])
+        status, body = left.pop(0)
+        return status, {"ETag": f'"{len(tags)}"'}, body
+
+    with responding(respond) as url:
+        yield url, tags
 
 
 def body(**more):
@@ -251,32 +265,6 @@ def test_figures_show_their_age_without_server():
     lines = lines_of(state(at=1000.0), error="reconnecting to x", now=1012.2)
     assert "OLD FIGURES, 12 s ago" in lines[0] and lines[1] == "reconnecting to x"
     assert "live" not in lines[0]
-
-
-@contextmanager
-def responding(respond):
-    """The URL of a server that answers with what `respond(handler)` returns: status, headers and
-    body."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            status, headers, body = respond(self)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_): ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/purgatory/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize("code", [304, 403])
