@@ -52,6 +52,7 @@
 #define CONSTANTS(X) /* names of constants, from any module */ \
     X(WHEEL_ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) \
     X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
+    X(try_once) X(wake_waiters) \
     X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys) X(Ended) X(Failure) \
     X(FIRST_TRY) X(FORCED) X(KEY) X(DEADLINE) \
     X(LOOP_TIME) X(TIME)
@@ -73,24 +74,14 @@
     X(task_reschedule, 2, 2, "wheel_timer.TimerTask.reschedule") \
     X(timeout, 1, 1, "timeouts.timeout") \
     X(timeout_unschedule, 1, 1, "timeouts.Timeout._unschedule") \
-    X(watchers_remove, 3, 3, "watch_lists.Watchers.remove") \
-    X(watchers_join, 4, 4, "watch_lists.Watchers.join") \
-    X(watchers_add, 3, 3, "watch_lists.Watchers.add") \
-    X(purgatory_expire, 2, 2, "purgatory.Purgatory._expire") \
-    X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
-    X(op_finish_now, 1, 1, "operation.finish") \
-    X(op_try_once, 2, 3, "operation.try_once") \
     X(op_finish, 1, 2, "operation.DelayedOperation._op_finish") \
     X(op_expired, 1, 1, "operation.DelayedOperation._timer_expired") \
     X(op_init, 1, 2, "operation.DelayedOperation.__init__") \
-    X(op_on_complete, 1, 1, "operation.DelayedOperation.on_complete") \
-    X(op_on_expiration, 1, 1, "operation.DelayedOperation.on_expiration") \
     X(op_force_complete, 1, 1, "operation.DelayedOperation.force_complete") \
     X(cancel, 1, 1, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
-    X(check_try_remaining, 3, 3, "watch_lists.KeyCheck._try_remaining") \
-    X(notifier_operation_ended, 4, 4, "observers.Notifier.operation_ended")
+    X(check_try_remaining, 3, 3, "watch_lists.KeyCheck._try_remaining")
 
 #define TYPES(X) /* types of this module */ \
     X(Twin_Type) X(LinkBase) X(RingBase) X(EntryBase) X(OperationBase) X(PurgatoryBase) \
@@ -674,11 +665,9 @@ static PyType_Spec watchers_spec = {
 /* wheel.TimingWheel.add(self, entry, when, now) */
 static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, double now) {
     PyObject *end = AT(wheel, Wheel, _level0_end);
-    if (!is_float(end)) return PASSED;
     int is_far = at > PyFloat_AS_DOUBLE(end);
     if (!is_far && !(at > now)) return PASSED; /* overdue, or NaN */
     PyObject *rate = is_far ? AT(wheel, Wheel, _level1_rate) : AT(wheel, Wheel, _rate);
-    if (!is_float(rate)) return PASSED;
     double ticks = at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP), number = floor(ticks);
     if (!(fabs(number) < 9e18)) return PASSED;
     if (!is_far && ticks - number > CLOSE) {
@@ -688,15 +677,14 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
     }
     PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
     PyObject *bucket = *recent, *before = NULL;
-    if (!is_a(bucket, st->Bucket) || !is_number(AT(bucket, Bucket, number), (long long)number)) {
+    if (bucket == Py_None || !is_number(AT(bucket, Bucket, number), (long long)number)) {
         PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets)
             : AT(wheel, Wheel, _level0_buckets);
-        if (buckets == NULL || !PyDict_CheckExact(buckets)) return PASSED;
         PyObject *key = PyLong_FromLongLong((long long)number);
         if (key == NULL) return -1;
         bucket = PyDict_GetItemWithError(buckets, key);
         Py_DECREF(key);
-        if (!is_a(bucket, st->Bucket)) return PyErr_Occurred() ? -1 : PASSED;
+        if (bucket == NULL) return PyErr_Occurred() ? -1 : PASSED;
         before = *recent;
         *recent = Py_NewRef(bucket);
     }
@@ -718,8 +706,7 @@ static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
 }
 /* `now` is a float */
 static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when, PyObject *now) {
-    int added = is_a(wheel, st->Wheel)
-        ? add_entry(st, wheel, entry, when, PyFloat_AS_DOUBLE(now)) : PASSED;
+    int added = add_entry(st, wheel, entry, when, PyFloat_AS_DOUBLE(now));
     if (added != PASSED) return added < 0 ? -1 : 0;
     PyObject *at = PyFloat_FromDouble(when);
     int failed = at == NULL || done(CALL(wheel, add, entry, at, now));
@@ -731,41 +718,20 @@ static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when
 static int emptied(State *st, PyObject *ring) {
     if (is_a(ring, st->Bucket)) {
         PyObject *wheel = AT(ring, Bucket, wheel);
-        if (!is_a(wheel, st->Wheel) || AT(wheel, Wheel, notify_empty) != Py_True) return 0;
+        if (AT(wheel, Wheel, notify_empty) != Py_True) return 0;
         return done(call_no_args(AT(wheel, Wheel, _on_empty)));
     }
     return done(CALL0(ring, emptied));
 }
 
-/* Calls the twin, or, if it passes, the Python method of that name. */
-static PyObject *call_method(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
-    PyObject *result = twin->function(twin, args, count);
-    return result == PASS ? PyObject_VectorcallMethod(name, args, (size_t)count, NULL) : result;
-}
-static PyObject *call_function(Twin *twin, PyObject *const *args, Py_ssize_t count) {
-    PyObject *result = twin->function(twin, args, count);
-    return result == PASS ? PyObject_Vectorcall(twin->python, args, (size_t)count, NULL) : result;
-}
-static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
-    return done(call_method(twin, name, args, count));
-}
-
 /* wheel.TimingWheel.next_due(self, now) */
 static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *wheel = a[0], *now = a[1];
-    if (!is_a(wheel, st->Wheel) || !is_float(now)) return PASS;
-    PyObject *budget = AT(wheel, Wheel, _budget), *until = AT(wheel, Wheel, _until);
-    Ring *ring = (Ring *)AT(wheel, Wheel, _expiring);
-    if (!is_int(budget) || !is_float(until) || !is_kind_of((PyObject *)ring, st->RingBase))
-        return PASS;
-    long left = PyLong_AsLong(budget);
-    PyObject *entry = (PyObject *)ring->first;
-    if (left <= 0 || !is_kind_of(entry, st->Entry)
-        || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) {
-        PyErr_Clear();
-        return PASS;
-    }
+    PyObject *wheel = a[0], *until = AT(wheel, Wheel, _until);
+    PyObject *entry = (PyObject *)((Ring *)AT(wheel, Wheel, _expiring))->first;
+    if (PyLong_AsLong(AT(wheel, Wheel, _budget)) <= 0 || entry == NULL
+        || !is_float(until) /* a clock may give integers */
+        || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
     Py_INCREF(entry);
     if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && remove_link(st, entry) >= 0) return entry;
     Py_DECREF(entry);
@@ -899,12 +865,6 @@ static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
 #endif
 }
 
-static int is_whole(State *st, PyObject *watchers) {
-    return is_a(watchers, st->Watchers)
-        && AT(watchers, Watchers, by_key) != NULL
-        && PyDict_CheckExact(AT(watchers, Watchers, by_key));
-}
-
 /* Removes `key`, if it leads to `waiting`. */
 static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject *key) {
     PyObject *found = NULL, *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
@@ -935,11 +895,6 @@ static PyObject *join_list(State *st, PyObject *watchers, PyObject *key, PyObjec
     }
     return Py_NewRef(key);
 }
-static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_whole(st, a[0]) || !is_kind_of(a[2], st->Operation)) return PASS;
-    return join_list(st, a[0], a[1], a[2]);
-}
 
 /* the watch of an operation that is the first one of a list, perhaps behind the check; or NULL */
 static PyObject *first_watch(State *st, PyObject *watched, PyObject *operation) {
@@ -966,11 +921,6 @@ static int leave_lists(State *st, PyObject *watchers, PyObject *operation, PyObj
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links) && !failed; i++)
         failed = leave_list(st, watchers, operation, PyTuple_GET_ITEM(links, i));
     return failed;
-}
-static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_whole(st, a[0]) || !is_kind_of(a[1], st->Operation)) return PASS;
-    return leave_lists(st, a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* watch_lists.Watchers.add(self, operation, keys) */
@@ -1008,12 +958,6 @@ static int join_lists(State *st, PyObject *watchers, PyObject *operation, PyObje
     }
     Py_DECREF(links);
     return failed ? -1 : 0;
-}
-static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_whole(st, a[0]) || !is_kind_of(a[1], st->Operation) || !PyTuple_CheckExact(a[2]))
-        return PASS;
-    return join_lists(st, a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- the life of an operation */
@@ -1078,23 +1022,22 @@ static int wake(PyObject *future, State *st) {
 }
 
 /* operation.wake_waiters(operation) */
-static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    if (!is_made(st, a[0])) return PASS;
-    PyObject *owner = GET_RARE(a[0], OWNER), *waiters = GET_RARE(a[0], WAITERS);
-    if (waiters != NULL && PyDict_CheckExact(waiters)) return PASS;
+static int wake_waiters(State *st, PyObject *operation) {
+    PyObject *owner = GET_RARE(operation, OWNER), *waiters = GET_RARE(operation, WAITERS);
+    if (waiters != NULL && PyDict_CheckExact(waiters))
+        return done(PyObject_CallOneArg(st->wake_waiters, operation));
     Py_XINCREF(owner); Py_XINCREF(waiters);
     int failed = 0;
     if (owner != NULL) {
-        Py_CLEAR(OP(a[0])->rare->attributes[OWNER]);
+        Py_CLEAR(OP(operation)->rare->attributes[OWNER]);
         failed = wake(owner, st);
     }
     if (!failed && waiters != NULL) {
-        Py_CLEAR(OP(a[0])->rare->attributes[WAITERS]);
+        Py_CLEAR(OP(operation)->rare->attributes[WAITERS]);
         failed = wake(waiters, st);
     }
     Py_XDECREF(owner); Py_XDECREF(waiters);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return failed;
 }
 
 /* the hooks of operation.finish(operation) */
@@ -1109,7 +1052,7 @@ static int run_hooks(State *st, PyObject *operation) {
         if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1))
             return -1;
     }
-    return is_awaited(operation) ? done(call_function(st->op_wake_waiters, &operation, 1)) : 0;
+    return is_awaited(operation) ? wake_waiters(st, operation) : 0;
 }
 
 /* Restores the exception `error`, or keeps the one raised since; -1. */
@@ -1150,24 +1093,16 @@ static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation
 }
 
 /* observers.Notifier.operation_ended(self, operation, record, now) */
-static PyObject *notifier_operation_ended(Twin *self, PyObject *const *a,
-    Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *notifier = a[0], *operation = a[1], *record = a[2], *now = a[3];
-    if (!is_a(notifier, st->Notifier) || !is_made(st, operation) || !is_a(record, st->Record))
-        return PASS;
-    PyObject *observers = AT(notifier, Notifier, _observers);
-    if (AT(record, Record, keys) == NULL || AT(record, Record, key) == NULL
-        || AT(record, Record, cause) == NULL || !is_float(AT(record, Record, started_at))
-        || observers == NULL || !PyTuple_CheckExact(observers)) return PASS;
+static int tell_ended(State *st, PyObject *notifier, PyObject *operation, PyObject *record,
+    PyObject *now) {
     PyObject *fields = event_fields(st, notifier, operation, record, now);
     PyObject *args = fields != NULL ? PyTuple_Pack(1, fields) : NULL;
     PyObject *event = args != NULL ? PyTuple_Type.tp_new((PyTypeObject *)st->Ended, args, NULL)
         : NULL;
     Py_XDECREF(fields); Py_XDECREF(args);
-    if (event == NULL) return NULL;
+    if (event == NULL) return -1;
+    PyObject *observers = Py_NewRef(AT(notifier, Notifier, _observers));
     int failed = 0;
-    Py_INCREF(observers);
     for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(observers); i++) {
         PyObject *observer = PyTuple_GET_ITEM(observers, i);
         if (done(CALL(observer, operation_ended, event)) == 0) continue;
@@ -1176,7 +1111,7 @@ static PyObject *notifier_operation_ended(Twin *self, PyObject *const *a,
         Py_DECREF(error);
     }
     Py_DECREF(observers); Py_DECREF(event);
-    return failed ? NULL : Py_NewRef(Py_None);
+    return failed ? -1 : 0;
 }
 
 /* Notifies observers of the end, once. */
@@ -1187,8 +1122,7 @@ static int notify(State *st, PyObject *operation) {
     PyObject *args[] = {Py_NewRef(notifier), operation, Py_NewRef(record),
         read_clock(st, AT(home, Purgatory, _time))};
     Py_CLEAR(OP(operation)->rare->attributes[RECORD]);
-    int failed = args[3] == NULL
-        || call(st->notifier_operation_ended, st->s_operation_ended, args, 4);
+    int failed = args[3] == NULL || tell_ended(st, args[0], operation, args[2], args[3]);
     Py_DECREF(args[0]); Py_DECREF(args[2]); Py_XDECREF(args[3]);
     return failed ? -1 : 0;
 }
@@ -1202,14 +1136,10 @@ static int finish_steps(State *st, PyObject *operation) {
     return error != NULL ? raise_again(error) : failed;
 }
 
-static PyObject *op_finish_now(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    if (!is_made(self->st, a[0])) return PASS;
-    return finish_steps(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
-}
-
 /* operation.DelayedOperation._op_finish(self, budget=0) */
 static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    return op_finish_now(self, a, 1);
+    if (!is_made(self->st, a[0])) return PASS;
+    return finish_steps(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
 /* operation.try_complete(operation), of the `current` operation of the dispatcher */
@@ -1247,7 +1177,7 @@ static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) 
     }
     if (left != NULL && left != Py_False)
         return done(PyObject_CallFunctionObjArgs(
-            st->op_try_once->python, operation, key, is_last ? Py_True : Py_False, NULL));
+            st->try_once, operation, key, is_last ? Py_True : Py_False, NULL));
     int failed = try_complete(st, operation) || record_try(st, operation, key);
     if (!failed && is_last && IS(operation, PENDING)) {
         PyObject *record = GET_RARE(operation, RECORD);
@@ -1258,11 +1188,6 @@ static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) 
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     failed = finish_steps(st, operation);
     return error != NULL ? raise_again(error) : failed;
-}
-static PyObject *op_try_once(Twin *self, PyObject *const *a, Py_ssize_t count) {
-    if (!is_made(self->st, a[0]) || !IS(a[0], PENDING)) return PASS;
-    return try_once(self->st, a[0], a[1], count == 3 && a[2] == Py_True) ? NULL
-        : Py_NewRef(Py_None);
 }
 
 /* ---- the dispatcher */
@@ -1288,7 +1213,7 @@ static int leave_hook(State *st, PyObject *dispatcher, int failed) {
 
 /* dispatcher.Dispatcher.perform(self, operation._op_finish) */
 static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
-    if (!is_a(dispatcher, st->Dispatcher) || AT(dispatcher, Dispatcher, current) != Py_None) {
+    if (AT(dispatcher, Dispatcher, current) != Py_None) {
         PyObject *work = PyObject_GetAttr(operation, st->s__op_finish);
         int failed = work == NULL || done(CALL(dispatcher, perform, work));
         Py_XDECREF(work);
@@ -1302,28 +1227,19 @@ static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
    exception. */
 static PyObject *dispatcher_of(State *st, PyObject *home) {
     if (!is_a(home, st->Purgatory) || is_running(st, AT(home, Purgatory, _loop)) != 1) return NULL;
-    PyObject *dispatcher = AT(home, Purgatory, _dispatcher);
-    return is_a(dispatcher, st->Dispatcher) ? dispatcher : NULL;
+    return AT(home, Purgatory, _dispatcher);
 }
 
-/* purgatory.Purgatory._expire(self, operation) */
-static PyObject *purgatory_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+/* operation.DelayedOperation._timer_expired(self), purgatory.Purgatory._expire(self, operation) */
+static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *purgatory = a[0], *operation = a[1];
-    if (!is_a(purgatory, st->Purgatory) || !is_made(st, operation) || !IS(operation, PENDING))
-        return PASS;
-    PyObject *inbox = get(AT(purgatory, Purgatory, _inbox));
-    Py_ssize_t asked = PyObject_Size(inbox);
-    Py_DECREF(inbox);
-    PyObject *checks = AT(purgatory, Purgatory, _checks),
-        *dispatcher = AT(purgatory, Purgatory, _dispatcher);
-    if (asked != 0 || checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks)
-        || !is_a(dispatcher, st->Dispatcher)) {
-        PyErr_Clear();
-        return PASS;
-    }
-    PyObject *links = Py_NewRef(links_of(st, operation)), *result = NULL;
-    Py_INCREF(dispatcher);
+    PyObject *operation = a[0], *purgatory = is_made(st, operation) ? OP(operation)->home : NULL;
+    if (!is_a(purgatory, st->Purgatory) || !IS(operation, PENDING)
+        || PyObject_IsTrue(AT(purgatory, Purgatory, _inbox))
+        || PyDict_GET_SIZE(AT(purgatory, Purgatory, _checks))) return PASS;
+    PyObject *links = Py_NewRef(links_of(st, operation)), *result = NULL,
+        *dispatcher = Py_NewRef(AT(purgatory, Purgatory, _dispatcher));
+    Py_INCREF(purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
     int failed = try_once(st, operation, st->NO_KEY, 1);
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
@@ -1337,18 +1253,7 @@ static PyObject *purgatory_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_
     }
     if (!failed) result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links)
         : PyLong_FromLong(1);
-    Py_DECREF(dispatcher); Py_DECREF(links);
-    return result;
-}
-
-/* operation.DelayedOperation._timer_expired(self) */
-static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *home = is_made(st, a[0]) ? OP(a[0])->home : NULL;
-    if (!is_a(home, st->Purgatory)) return PASS;
-    PyObject *args[] = {Py_NewRef(home), a[0]};
-    PyObject *result = call_function(st->purgatory_expire, args, 2);
-    Py_DECREF(home);
+    Py_DECREF(dispatcher); Py_DECREF(links); Py_DECREF(purgatory);
     return result;
 }
 
@@ -1375,7 +1280,7 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
     if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
     Py_DECREF(is_decided);
     int won = claim(st, a[0], CANCELLED);
-    if (won == 1 && is_awaited(a[0]) && done(call_function(st->op_wake_waiters, a, 1))) return NULL;
+    if (won == 1 && is_awaited(a[0]) && wake_waiters(st, a[0])) return NULL;
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
 
@@ -1393,13 +1298,6 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     set_links(operation, st->UNWATCHED);
     return Py_NewRef(Py_None);
 }
-
-#define RETURNS_NONE(function) \
-    static PyObject *function(Twin *self, PyObject *const *a, Py_ssize_t count) { \
-        return (void)self, (void)a, (void)count, Py_NewRef(Py_None); \
-    }
-RETURNS_NONE(op_on_complete) /* operation.DelayedOperation.on_complete(self) */
-RETURNS_NONE(op_on_expiration) /* operation.DelayedOperation.on_expiration(self) */
 
 /* ---- the purgatory */
 
@@ -1438,10 +1336,6 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
 
 /* the watch lists of its keys */
 static int join(State *st, PyObject *watchers, PyObject *operation, PyObject *watched) {
-    if (!is_whole(st, watchers)) {
-        PyErr_SetString(PyExc_TypeError, "by_key must be a dictionary");
-        return -1;
-    }
     int failed = 0;
     if (PyTuple_CheckExact(watched)) failed = join_lists(st, watchers, operation, watched);
     else {
@@ -1475,7 +1369,7 @@ static int is_watchable(State *st, PyObject *purgatory, PyObject *operation) {
     PyObject *checks = AT(purgatory, Purgatory, _checks);
     return OP(operation)->home == Py_None && IS(operation, PENDING)
         && GET_RARE(operation, WAITERS) == NULL && AT(purgatory, Purgatory, _closed) == Py_False
-        && checks != NULL && PyDict_CheckExact(checks) && PyDict_GET_SIZE(checks) == 0;
+        && PyDict_GET_SIZE(checks) == 0;
 }
 
 /* The rest of `try_complete_else_watch`, once the operation was tried; -1 is an exception. */
@@ -1533,8 +1427,7 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     if (!is_watchable(st, purgatory, operation)
-        || !is_quiet(st, AT(purgatory, Purgatory, _notifier))
-        || !is_whole(st, AT(purgatory, Purgatory, _watchers))) return PASS;
+        || !is_quiet(st, AT(purgatory, Purgatory, _notifier))) return PASS;
     Py_INCREF(dispatcher);
     if ((watched = watched_keys(st, a[2])) == NULL) goto out;
     if ((now = read_clock(st, AT(purgatory, Purgatory, _time))) == NULL) goto out;
@@ -1602,7 +1495,6 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     PyObject *watchers = AT(purgatory, Purgatory, _watchers);
-    if (!is_whole(st, watchers)) return PASS;
     PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
     Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
@@ -1640,14 +1532,9 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 /* watch_lists.KeyCheck._try_remaining(self, spent, budget) */
 static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *check = a[0], *home = is_a(check, st->KeyCheck) ? AT(check, KeyCheck, _home) : NULL;
-    PyObject *dispatcher = is_a(home, st->Purgatory) ? AT(home, Purgatory, _dispatcher) : NULL;
-    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2])) return PASS;
+    PyObject *check = a[0], *dispatcher = AT(AT(check, KeyCheck, _home), Purgatory, _dispatcher);
     PyObject *remaining = AT(check, KeyCheck, _remaining), *key = AT(check, KeyCheck, key),
         *queue = AT(dispatcher, Dispatcher, queue);
-    if ((!is_a(remaining, &PyListIter_Type) && !is_a(remaining, &PyTupleIter_Type)) || key == NULL
-        || queue == NULL || !is_int(AT(check, KeyCheck, _tries))
-        || !is_int(AT(check, KeyCheck, _completed))) return PASS;
     long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
     Py_ssize_t queued = PyObject_Size(queue);
     if (PyErr_Occurred()) return NULL;
@@ -1656,18 +1543,13 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
     int failed = 0;
     while (!failed && spent <= budget && PyObject_Size(queue) <= queued) {
         PyObject *watch = PyIter_Next(remaining);
-        Py_XSETREF(operation, is_a(watch, st->Watch) ? get(AT(watch, Watch, operation)) : NULL);
+        Py_XSETREF(operation, watch != NULL ? get(AT(watch, Watch, operation)) : NULL);
         Py_XDECREF(watch);
         if (operation == NULL) {
             failed = PyErr_Occurred() != NULL;
             break;
         }
         spent++;
-        if (!is_made(st, operation)) {
-            PyErr_SetString(PyExc_AttributeError, "_op_state");
-            failed = 1;
-            break;
-        }
         if (!IS(operation, PENDING)) continue;
         Py_XSETREF(links, Py_NewRef(links_of(st, operation)));
         put(&AT(dispatcher, Dispatcher, current), operation);

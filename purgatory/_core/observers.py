@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol, final
 
 from purgatory._core.arguments import describe, printable
 from purgatory._core.failure import Failure
-from purgatory._core.kernel import compiled, constants, fields
+from purgatory._core.kernel import constants, fields
 from purgatory._core.loop import LoopBinding, Report, report
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
 
@@ -209,7 +209,6 @@ class Notifier:
             except BaseException as error:
                 self._failed("operation_ended", observer, error)
 
-    @compiled
     def operation_ended(self, operation: Observed, record: Record, now: float) -> None:
         """Notifies of an operation of a purgatory that has ended and been answered."""
         state, cause, result = operation._op_state, record.cause, operation._op_result

@@ -164,14 +164,12 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         tasks that await it.
         """
 
-    @compiled
     def on_complete(self) -> R_co:
         """Called exactly once, when the operation has completed or expired (see `state`). Its
         return value is the result; its exception is raised in the tasks that await the operation.
         By default the result is `None`."""
         return None  # type: ignore[return-value]  # unless it is, subclasses have their own
 
-    @compiled
     def on_expiration(self) -> None:
         """Called after `on_complete`, if the operation has expired. By default nothing."""
 
@@ -310,7 +308,6 @@ else:
 # -- trying
 
 
-@compiled
 def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> None:
     """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
     it has ended.
@@ -426,7 +423,6 @@ def _end_early(operation: Operation, result: Any, cause: Cause) -> bool:
     return True
 
 
-@compiled
 def finish(operation: Operation) -> None:
     """Runs the hooks of an operation that has ended, wakes the tasks that await it, and notifies
     the observers; each once. No hook runs if it was cancelled."""
@@ -542,7 +538,6 @@ def remove_waiter(operation: Operation, future: "Future[None]") -> None:
     _check_retrieved_later(operation)
 
 
-@compiled
 def wake_waiters(operation: Operation) -> None:
     """Wakes the tasks that await the operation."""
     owner, waiters = operation._op_owner, operation._op_waiters
@@ -614,3 +609,4 @@ def check_loop(operation: Operation, action: str) -> None:
 
 constants(NO_RESULT=NO_RESULT, UNWATCHED=UNWATCHED)
 constants(_set_exception=_set_exception, try_failed=try_failed, not_completed=not_completed)
+constants(try_once=try_once, wake_waiters=wake_waiters)

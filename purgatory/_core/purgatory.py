@@ -721,7 +721,6 @@ class Purgatory(Generic[Op]):
             self._watchers.pending -= 1
             self._watchers.remove(operation, links)
 
-    @compiled
     def _expire(self, operation: Operation) -> int:
         """Ends an operation at its deadline: by a last try, and only then by expiry.
 

@@ -146,7 +146,6 @@ class Watchers:
         """Number of operations that watch a key. Cost: O(1)."""
         return self.pending
 
-    @compiled
     def add(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
         """Appends `operation` to the list of each of several `keys`. (For a single key see
         `Purgatory`.) Cost: O(its keys).
@@ -171,7 +170,6 @@ class Watchers:
         self._extra_keys += at - 1
         operation._op_links = tuple(links) if links else keys
 
-    @compiled
     def join(self, key: Hashable, operation: Operation) -> "Hashable | Watch":
         """Appends `operation` to the list of `key`, and returns its link there."""
         while (waiting := self.by_key.setdefault(key, operation)) is not operation:
@@ -198,7 +196,6 @@ class Watchers:
             watched.remove(watch)
         return watched
 
-    @compiled
     def remove(self, operation: Operation, links: "WatchLinks") -> None:
         """Removes `operation` from all its links, which the caller has already subtracted from the
         counts. Cost: O(its keys)."""
