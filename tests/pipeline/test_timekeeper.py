@@ -25,6 +25,7 @@ from purgatory.pipeline.streaming._timekeeper import (
     OBSERVED_INPUTS,
     StreamTime,
     Timekeeper,
+    metrics,
 )
 
 START = 1_767_268_800_000  # 2026-01-01 12:00 UTC, in milliseconds
@@ -123,6 +124,13 @@ def test_source_of_ticks_is_found_by_its_folder(ticks: str) -> None:
 
     assert silent.inputs["operations"].read_up_at == after(60)
     assert silent.inputs["signals"].read_up_at is None
+
+
+def test_metrics_through_spark_connect_have_names() -> None:
+    schema = {"fields": [{"name": "rows"}, {"name": "newest"}]}
+
+    assert metrics(Row(values=[3, None], schema=schema)) == {"rows": 3, "newest": None}
+    assert metrics(Row(rows=3, newest=None)) == {"rows": 3, "newest": None}
 
 
 def test_query_without_ticks_is_refused() -> None:

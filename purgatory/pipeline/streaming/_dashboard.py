@@ -25,7 +25,7 @@ from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
 from purgatory.pipeline.streaming._outcomes import OBSERVATION
 from purgatory.pipeline.streaming._rows import COUNTS
-from purgatory.pipeline.streaming._timekeeper import Timekeeper
+from purgatory.pipeline.streaming._timekeeper import Timekeeper, metrics
 
 SHUTDOWN_TIMEOUT: Final = 5.0
 """Seconds for the server to stop."""
@@ -58,7 +58,7 @@ def update_meter(meter: StreamMeter, progress: Any) -> None:
         watermark=instant or None,
         state_rows=state["numRowsTotal"],
         state_bytes=state["memoryUsedBytes"],
-        **({name: counted[name] or 0 for name in COUNTS} if counted else {}),
+        **({name: metrics(counted)[name] or 0 for name in COUNTS} if counted else {}),
     )
 
 

@@ -120,7 +120,9 @@ class Timekeeper:
         looked_at = _millis(progress["timestamp"])
         if not self.inputs:
             self.inputs = {name: InputTime(looked_at) for name in INPUTS}
-        observed = progress.get("observedMetrics") or {}
+        observed = {
+            name: metrics(row) for name, row in (progress.get("observedMetrics") or {}).items()
+        }
         for name, sources in self._sources(progress["sources"]).items():
             known = self.inputs[name]
             rows = observed.get(OBSERVED_INPUTS[name])
@@ -129,8 +131,7 @@ class Timekeeper:
             if rows is not None and rows["newest"] is not None:
                 known.newest = max(known.newest or 0, rows["newest"])
             known.read_up_at = looked_at if all(map(_is_read_up, sources)) else None
-        counted = observed.get("purgatory_outcomes")
-        for name, at in counted.asDict().items() if counted else ():
+        for name, at in observed.get("purgatory_outcomes", {}).items():
             if name.startswith(OBSERVED_DUE) and at is not None:
                 self._due[int(name.removeprefix(OBSERVED_DUE))] = at
         if watermark := progress["eventTime"].get("watermark"):
@@ -204,6 +205,16 @@ class Timekeeper:
         """When something is to be decided next, in milliseconds; None if nothing is."""
         due = min(self._due.values(), default=NOTHING_DUE)
         return None if due == NOTHING_DUE else due
+
+
+def metrics(observed: Any) -> dict[str, Any]:
+    """Observed metrics by name, from a row in Spark's progress. Spark Connect gives the values and
+    a schema."""
+    found: dict[str, Any] = observed.asDict()
+    if "schema" not in found:
+        return found
+    names = (field["name"] for field in found["schema"]["fields"])
+    return dict(zip(names, found["values"], strict=True))
 
 
 def _is_read_up(source: Mapping[str, Any]) -> bool:

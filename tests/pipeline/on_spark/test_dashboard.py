@@ -69,11 +69,8 @@ def test_running_stream_is_scraped_until_its_end(
     parser, stop = argparse.ArgumentParser(), threading.Event()
     add_arguments(parser)
 
-    job = Job(
-        spark,
-        parser.parse_args(arguments(tmp_path, "--format", "json", "--serve", "127.0.0.1:0")),
-        stop,
-    )
+    more = ("--format", "json", "--serve", "127.0.0.1:0", "--idle", "never")
+    job = Job(spark, parser.parse_args(arguments(tmp_path, *more)), stop)
     thread = threading.Thread(target=job.run)
     thread.start()
     until(lambda: bool(urls) or not thread.is_alive())
