@@ -4,9 +4,10 @@
    table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
    definition is called with the same arguments. Twins use the objects of the Python classes: they
    read and write the `__slots__`, at the offsets in Python's own descriptors. Six classes keep
-   some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object, so a twin
-   checks the type of each value, or passes. During a call into Python it owns references to all
-   objects that it uses afterwards; after the call it reads again all slots that may have
+   some slots in a base in C, see BASES. An object may lack its `__init__`, then its slots are empty
+   (NULL): a twin looks for that, or for the loop of an object, which is set last. Private slots of
+   others have the types that Python gives them. During a call into Python a twin owns references to
+   all objects that it uses afterwards; after the call it reads again all slots that may have
    changed. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
