@@ -25,7 +25,6 @@ import sys
 from asyncio import get_running_loop, sleep
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from errno import EACCES, EPERM, EROFS
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from json import dumps, loads
 from pathlib import Path
@@ -77,18 +76,13 @@ SCHEMA: Final = f"""
 """`forgotten` is the latest position among the forgotten keys; `expires` is on the monotonic clock
 of this boot."""
 
-MAX_FREE_PAGES: Final = 1_000
-"""Free pages (4 KiB each) that the database keeps for new values. Sweeping returns further ones to
-the disk."""
-
-MAX_VACUUMED: Final = 500
-"""Limit of pages returned to the disk per sweep."""
-
 MAX_LOG_BYTES: Final = 4 << 20
 """Size to which SQLite truncates its log after a checkpoint, in bytes."""
 
 MAX_ROWS_PER_READ: Final = 1_000
 """Limit of changes per read."""
+
+LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 DAY: Final = 86_400.0
 
@@ -100,12 +94,8 @@ class FileStore:
 
     def __init__(self, url: str, prefix: str) -> None:
         parts = urlsplit(url)
-        if (
-            parts.netloc not in ("", "localhost")
-            or len(parts.path) < 2
-            or parts.query
-            or parts.fragment
-        ):
+        is_local = parts.netloc in ("", "localhost") and len(parts.path) > 1
+        if not is_local or parts.query or parts.fragment:
             raise ValueError(
                 "store must be an address like file:///folder, with three slashes, "
                 f"got {without_password(url)!r}"
@@ -142,9 +132,7 @@ class FileStore:
 
     def _connect(self) -> None:
         """Opens the database, and creates missing tables."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close_database()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
         self._sockets.open()
@@ -199,7 +187,7 @@ class FileStore:
         try:
             database.execute("PRAGMA synchronous = OFF")
             first_row(database, f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database
+            database.execute("PRAGMA auto_vacuum = FULL")  # for a new database
             database.execute("BEGIN IMMEDIATE")
             [application] = first_row(database, "PRAGMA application_id")
             [tables] = first_row(database, "SELECT count(*) FROM sqlite_schema")
@@ -218,8 +206,7 @@ class FileStore:
             first_row(database, "PRAGMA journal_mode = WAL")
             first_row(database, "SELECT * FROM state")  # creates the log
         except BaseException:
-            self._database = None
-            database.close()
+            self._close_database()
             raise
 
     def _remove_old_databases(self) -> None:
@@ -233,24 +220,22 @@ class FileStore:
     async def close(self) -> None:
         """See `Store.close`."""
         self._sockets.close()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close_database()
         self._release_lock()
+
+    def _close_database(self) -> None:
+        database, self._database, self._identities = self._database, None, []
+        if database is not None:
+            database.close()
 
     async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` on the database in one transaction, and returns its result."""
 
         def transaction() -> T:
-            database = self._database
-            if (
-                database is None
-                or not self._identities
-                or self._find_identities() != self._identities
-            ):
+            if not self._identities or self._find_identities() != self._identities:
                 self._connect()
-                assert self._database is not None
-                database = self._database
+            database = self._database
+            assert database is not None
             database.execute(begin)
             try:
                 result = work(database)
@@ -266,17 +251,13 @@ class FileStore:
     async def _retry_while_locked(self, work: Callable[[], T]) -> T:
         """Calls `work`, retries while the database is locked, and returns the result."""
         delay = 0.0005
-        await sleep(
-            0.0
-        )  # nothing else here suspends: many transactions would share one loop iteration
+        # Nothing else here suspends: many transactions would share one loop iteration.
+        await sleep(0.0)
         while True:
             try:
                 return work()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (
-                    sqlite3.SQLITE_BUSY,
-                    sqlite3.SQLITE_LOCKED,
-                ):
+                if error.sqlite_errorcode & 0xFF not in LOCKED:
                     raise self._unavailable(error) from error
             except sqlite3.DatabaseError as error:
                 raise ValueError(f"cannot use {self._path}: {error}") from error
@@ -298,12 +279,12 @@ class FileStore:
             return []
 
     def _unavailable(self, error: Exception) -> RelayUnavailable:
-        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        is_refused = isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS)
+        reason = getattr(error, "strerror", None) or str(error)
         unusable = self._find_unusable()
         if unusable is not None:
             reason = f"this user ({os.geteuid()}) needs the rights to read and write {unusable}: {reason}"
-        kind = Refused if is_refused or unusable is not None else NotWritten
+        is_refused = isinstance(error, PermissionError) or unusable is not None
+        kind = Refused if is_refused else NotWritten
         return kind(f"cannot use {self.address}: {reason}")
 
     def _find_unusable(self) -> Path | None:
@@ -469,27 +450,24 @@ class FileStore:
         return await self._transact("BEGIN", work)
 
     async def sweep(self, limit: int) -> int:
-        """See `SweptStore.sweep`. Removes fewer if they are large. Also returns free pages to the
+        """See `SweptStore.sweep`. Removes fewer if they are large. SQLite returns their pages to the
         disk."""
+        expired = "FROM settled WHERE expires <= ?"
+
+        def has_expired(database: sqlite3.Connection) -> bool:
+            return first_row(database, f"SELECT 1 {expired}", (monotonic(),)) is not None
 
         def work(database: sqlite3.Connection) -> int:
-            query = """
-                SELECT rowid, length(value) FROM settled WHERE expires <= ? ORDER BY expires LIMIT ?
-            """
-            rows = database.execute(query, (monotonic(), limit)).fetchall()
+            query = f"SELECT rowid, length(value) {expired} ORDER BY expires LIMIT ?"
             count, size = 0, 0
-            for row, length in rows:
+            for row, length in database.execute(query, (monotonic(), limit)).fetchall():
                 database.execute("DELETE FROM settled WHERE rowid = ?", (row,))
                 count, size = count + 1, size + length
                 if size > MAX_SETTLED_BYTES:
                     break
-            before = free_pages(database)
-            if before > MAX_FREE_PAGES:
-                pages = min(before - MAX_FREE_PAGES, MAX_VACUUMED)
-                database.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
-            return count or before - free_pages(database)
+            return count
 
-        if not await self._transact("BEGIN", needs_sweep):
+        if not await self._transact("BEGIN", has_expired):
             return 0
         return await self._transact("BEGIN IMMEDIATE", work)
 
@@ -520,9 +498,9 @@ class FileStore:
                 loop.add_reader(receiver, receive)
                 on_subscribed()
                 await loop.create_future()
+            except RelayUnavailable:
+                raise
             except OSError as error:
-                if isinstance(error, RelayUnavailable):
-                    raise
                 raise self._unavailable(error) from error
             finally:
                 self._own_name = ""
@@ -559,19 +537,6 @@ def first_row(database: sqlite3.Connection, query: str, arguments: Sequence[Any]
     # An open statement blocks a commit, and PyPy frees cursors only at its next garbage collection.
     with closing(database.execute(query, arguments)) as cursor:
         return cursor.fetchone()
-
-
-def needs_sweep(database: sqlite3.Connection) -> bool:
-    """Whether there are expired values, or more free pages than `MAX_FREE_PAGES`."""
-    query = "SELECT EXISTS (SELECT 1 FROM settled WHERE expires <= ?)"
-    [has_expired] = first_row(database, query, (monotonic(),))
-    return bool(has_expired) or free_pages(database) > MAX_FREE_PAGES
-
-
-def free_pages(database: sqlite3.Connection) -> int:
-    """Number of unused pages in the database."""
-    [count] = first_row(database, "PRAGMA freelist_count")
-    return int(count)
 
 
 def has_right(path: Path, mode: int) -> bool:

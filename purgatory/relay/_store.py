@@ -183,8 +183,7 @@ class SweptStore(StoreWithDeliveries, Protocol):
 
     async def sweep(self, limit: int) -> int:
         """Removes at most `limit` expired values. Returns the number of removed values. Every
-        process calls this now and then, until it returns 0. Without expired values it may do other
-        cleanup, and return its amount."""
+        process calls this now and then, until it returns 0."""
         ...
 
 
