@@ -82,9 +82,13 @@ class Connection(Generic[C]):
         """Closes a connection in the background, if it is the current one."""
         if connection is not None and connection is self._connection:
             self._connection = None
-            task = get_running_loop().create_task(self._server.disconnect(connection, True))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self.discard(connection)
+
+    def discard(self, connection: C) -> None:
+        """Closes any connection to the server in the background."""
+        task = get_running_loop().create_task(self._server.disconnect(connection, True))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -145,7 +145,12 @@ class RedisStore:
         """See `Server.connect`."""
         client = current or await self._find_server()
         pool: Any = client.connection_pool
-        await pool.release(await pool.get_connection())
+        try:
+            await pool.release(await pool.get_connection())
+        except BaseException:
+            if client is not current:
+                self._writer.discard(client)
+            raise
         return client
 
     async def disconnect(self, connection: Redis, _is_broken: bool) -> None:
@@ -171,7 +176,7 @@ class RedisStore:
                 found = await self._ask(asked, host)
         finally:
             if found != host:
-                await asked.aclose()
+                self._writer.discard(asked)
         if found != host:
             return self._make_client(found, is_found=True)
         self._hosts.remove(host)
