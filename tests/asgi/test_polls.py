@@ -1043,24 +1043,6 @@ async def test_ended_awaitable_is_cancelled_and_awaited(end):
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@on_virtual_time
-@pytest.mark.parametrize("by", ["client", "deadline"])
-async def test_value_returned_after_cancellation_is_satisfied(by):
-    async def stubborn() -> str:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(100)
-        return "value"
-
-    service = Running(stubborn)
-    request = Request(service.app, b"wait=5")
-    await asyncio.sleep(1)
-    if by == "client":
-        request.leave()
-    await request.done()
-    assert (service.endings, service.outcomes[0].value) == ([Ending.SATISFIED], "value")
-    assert request.task.cancelling() == 0
-
-
 @pytest.mark.parametrize("kind", ["coroutine", "task", "future", "other"])
 async def test_unstarted_awaitable_is_closed_without_warning(kind):
     class Other:

@@ -204,22 +204,27 @@ async def test_asynchronous_predicate_cleans_up_undisturbed():
 
 
 @on_virtual_time
-async def test_cancelled_awaitable_is_awaited_to_its_end():
-    async def stubborn() -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_value_returned_after_cancellation_is_satisfied(leaves):
+    async def stubborn() -> str:
         for _ in range(2):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(10)
+        return "value"
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        endings.append((await polls.poll(scope, wait=60).run(stubborn())).ending)
+        outcome = await polls.poll(scope, wait=60 if leaves else 5).run(stubborn())
+        outcomes.append((outcome.ending, outcome.value))
 
-    polls, endings = LongPolls(signals=()), []
+    polls, outcomes = LongPolls(signals=()), []
     request = Request(polls.middleware(answer))
     await asyncio.sleep(1)
-    request.leave()
+    if leaves:
+        request.leave()
     await request.done()
-    assert endings == [Ending.SATISFIED]  # it has returned
-    assert asyncio.get_running_loop().time() == 11.0
+    assert outcomes == [(Ending.SATISFIED, "value")]
+    assert request.task.cancelling() == 0
+    assert asyncio.get_running_loop().time() == (11.0 if leaves else 15.0)
 
 
 async def test_other_cancellation_does_not_prevent_the_end():
