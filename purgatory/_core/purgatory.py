@@ -803,7 +803,8 @@ class Purgatory(Generic[Op]):
         return not self._watchers.pending
 
     def _on_wheel_idle(self) -> None:
-        self._watchers.shrink()
+        if not self._checks:  # a check in progress is a link of its list
+            self._watchers.shrink()
         if self._idle_waiter is not None and self._is_idle:
             idle, self._idle_waiter = self._idle_waiter, None
             if not idle.done():

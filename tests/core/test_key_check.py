@@ -180,3 +180,18 @@ async def test_failing_try_ends_only_its_own_operation(end, error, raised, repor
     assert [type(report["exception"]) for report in reports] == (
         [] if reported is None else [reported]
     )
+
+
+@on_virtual_time
+async def test_check_reaches_newcomer_after_all_others_have_left(purgatory):
+    loop = asyncio.get_running_loop()
+    watch_all(purgatory, [Probe(None)], ["k"])[0].cancel()  # the loop looks soon if nothing waits
+    newcomer = Probe(None, ready=True)
+    loop.call_soon(purgatory.try_complete_else_watch, newcomer, ["k"])
+    waiting = watch_all(purgatory, [Probe(None) for _ in range(BURST)], ["k"])
+    purgatory.check_and_complete("k")  # the rest follows in the next iteration
+    for operation in waiting:
+        operation.cancel()
+    await iterations(3)
+    assert newcomer.state is COMPLETED and purgatory.pending == 0
+    check(purgatory)
