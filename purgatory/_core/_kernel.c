@@ -426,13 +426,14 @@ static PyObject *ring_remove(PyObject *self, PyObject *link) {
     if (RING(link) != (Ring *)self) Py_RETURN_FALSE;
     return remove_link(state_of(self), link) < 0 ? NULL : Py_NewRef(Py_True);
 }
-static PyObject *links_behind(Ring *ring, Link *link, Py_ssize_t most, Link **last) {
+/* a list of up to `most` links from `link` on, and the last one of them */
+static PyObject *links_from(Link *link, Py_ssize_t most, Link **last) {
     PyObject *found = PyList_New(0);
     for (; found != NULL && link != NULL && most > 0; link = link->after, most--) {
         *last = link;
         if (PyList_Append(found, (PyObject *)link)) Py_CLEAR(found);
     }
-    return (void)ring, found;
+    return found;
 }
 static PyObject *ring_advance(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Ring *ring = (Ring *)self;
@@ -440,8 +441,8 @@ static PyObject *ring_advance(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_ssize_t most = PyLong_AsSsize_t(args[1]);
     if (most == -1 && PyErr_Occurred()) return NULL;
     Link *marker = (Link *)args[0], *last = NULL;
-    PyObject *passed = links_behind(ring, marker->ring == ring ? marker->after : ring->first, most,
-        &last);
+    Link *next = marker->ring == ring ? marker->after : ring->first;
+    PyObject *passed = links_from(next, most, &last);
     if (passed != NULL && last != NULL) {
         if (marker->ring != NULL) unlink_only(marker);
         insert_behind(ring, last, marker);
@@ -452,7 +453,7 @@ static PyObject *ring_links(PyObject *self, PyObject *const *args, Py_ssize_t co
     Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
     if (most == -1 && PyErr_Occurred()) return NULL;
     Link *last = NULL;
-    return links_behind((Ring *)self, ((Ring *)self)->first, most, &last);
+    return links_from(((Ring *)self)->first, most, &last);
 }
 static PyMethodDef ring_methods[] = {
     {"append", ring_append, METH_O, NULL}, {"remove", ring_remove, METH_O, NULL},
