@@ -3,43 +3,207 @@ hand.
 
 One process waits for the next version of each of 200 keys, another one writes them at a rate.
 Latency is from the call of the write in one to the answer of the wait in the other; CPU is the
-waiting process's for each answer, and, for each message, a third process's, which waits for
-another key. Then the same while all subscribers' connections are killed every 0.3 seconds: a
-wake-up is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of
-its own, if ``redis-server`` is installed; any ``--store`` besides. All of it is repeated in several
-rounds; the figures are medians, the counts are sums.
+waiting process's for each answer, and, for each message, a third process's, which waits for another
+key. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up is lost
+if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if
+``redis-server`` is installed; any ``--store`` besides. The figures are medians of several rounds,
+the counts are sums.
+
+By hand is the way of tutorials: a message on a channel sets the `asyncio.Event` of its key.
 """
 
 import argparse
-import json
+import asyncio
+import logging
+import multiprocessing
+import random
 import shutil
 import socket
 import statistics
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from ports import free_port
-from rich.table import Table
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from benchmarks.options import add_common_options, positive
-from benchmarks.process import run_module
-from benchmarks.relay_process import lines_of
 from benchmarks.report import opened_console, plain_table, write_report
+from purgatory import RelayUnavailable
 from purgatory.pipeline._programs import Program
+from purgatory.relay import Relay
 
 KEYS = 200
 QUICK_DIVISOR = 10
 KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
 """Seconds after which an answer counts as lost."""
-SERVER_TIMEOUT = 60.0
+SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0}
+"""Seconds after the last write within which waits may still be answered. By hand, the write may be
+lost for ever."""
 
 Row = dict[str, Any]
-Child = subprocess.Popen[str]
+
+
+# -- the two ways
+
+
+class Ours:
+    """A relay."""
+
+    def __init__(self, url: str) -> None:
+        self.relay = Relay(url)
+
+    async def begin(self) -> None:
+        await self.relay.__aenter__()
+
+    async def wait(self, key: str, seen: int) -> int:
+        return await self.relay.wait(key, seen)
+
+    async def write(self, key: str) -> int:
+        return await self.relay.bump(key)
+
+    async def end(self) -> int:
+        """Closes it, and returns how many messages it has received."""
+        await self.relay.aclose()
+        return self.relay.statistics().received
+
+
+class Theirs:
+    """Publish/subscribe and an event for each key, by hand."""
+
+    def __init__(self, url: str) -> None:
+        # Enough connections, and no time limits.
+        limits: Any = {"socket_timeout": None, "socket_connect_timeout": None}
+        self.client = Redis.from_url(url, max_connections=5_000, **limits)
+        self.events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.received = 0
+
+    async def begin(self) -> None:
+        self.listener = asyncio.create_task(self.listen())
+        await asyncio.sleep(0.2)
+
+    async def listen(self) -> None:
+        while True:
+            with suppress(RedisError):
+                pubsub = self.client.pubsub(ignore_subscribe_messages=True)
+                await pubsub.subscribe("news")
+                async for message in pubsub.listen():
+                    self.received += 1
+                    self.events.pop(message["data"].decode(), asyncio.Event()).set()
+
+    async def wait(self, key: str, seen: int) -> int:
+        while True:
+            event = self.events[key]
+            version = int(await self.client.get(key) or 0)
+            if version > seen:
+                return version
+            await event.wait()
+
+    async def write(self, key: str) -> int:
+        version = int(await self.client.incr(key))
+        await self.client.publish("news", key)
+        return version
+
+    async def end(self) -> int:
+        self.listener.cancel()
+        return self.received
+
+
+WAYS: dict[str, Any] = {"ours": Ours, "theirs": Theirs}
+
+
+# -- in processes of their own
+
+
+async def wait_for_keys(job: Row, pipe: Connection) -> Row:
+    """Waits for the next version of each key, repeatedly; without keys, for a key that is never
+    written."""
+    way = WAYS[job["way"]](job["url"])
+    await way.begin()
+    answers: list[tuple[str, int, float]] = []
+    versions: defaultdict[str, int] = defaultdict(int)
+
+    async def wait_again_and_again(key: str) -> None:
+        while True:
+            try:
+                versions[key] = version = await way.wait(key, versions[key])
+                answers.append((key, version, time.monotonic()))
+            except RedisError:
+                await asyncio.sleep(0.05)
+
+    names = [f"key{number}" for number in range(job["keys"])] or ["never written"]
+    tasks = [asyncio.create_task(wait_again_and_again(name)) for name in names]
+    await asyncio.sleep(0.3)
+    cpu = time.process_time()
+    pipe.send("ready")
+    last: dict[str, int] = await asyncio.to_thread(pipe.recv)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_TIMEOUTS[job["way"]]):
+            while any(versions[key] < version for key, version in last.items()):
+                await asyncio.sleep(0.01)
+    cpu = time.process_time() - cpu
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return {"answers": answers, "cpu": cpu, "received": await way.end()}
+
+
+async def write_keys(job: Row, pipe: Connection) -> list[tuple[str, int, float]]:
+    """Writes random keys at a rate, after the signal to start. Returns the start of each write."""
+    way = WAYS[job["way"]](job["url"])
+    await way.begin()
+    writes: list[tuple[str, int, float]] = []
+    rng = random.Random(job["seed"])
+
+    async def write(key: str) -> None:
+        start = time.monotonic()
+        with suppress(RedisError, RelayUnavailable):
+            writes.append((key, await way.write(key), start))
+
+    pipe.send("ready")
+    await asyncio.to_thread(pipe.recv)
+    start, number = time.monotonic(), 0
+    count = int(job["seconds"] * job["rate"])
+    async with asyncio.TaskGroup() as running:
+        while number < count:
+            while number < min(count, (time.monotonic() - start) * job["rate"]):
+                running.create_task(write(f"key{rng.randrange(job['keys'])}"))
+                number += 1
+            await asyncio.sleep(0.001)
+    await way.end()
+    return writes
+
+
+def work(function: Any, job: Row, pipe: Connection) -> None:
+    """A process."""
+    logging.disable()
+    pipe.send(asyncio.run(function(job, pipe)))
+
+
+@contextmanager
+def process(function: Any, job: Row) -> Iterator[Connection]:
+    """A pipe to a process that is ready for its work."""
+    spawn = multiprocessing.get_context("spawn")
+    pipe, its_end = spawn.Pipe()
+    child = spawn.Process(target=work, args=(function, job, its_end), daemon=True)
+    child.start()
+    its_end.close()
+    try:
+        pipe.recv()
+        yield pipe
+    finally:
+        child.kill()
+        child.join()
+
+
+# -- the program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +220,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Measures all rows, prints the table and writes the JSON."""
     console = opened_console(f"relay: {options.rate:,} writes a second")
     with tempfile.TemporaryDirectory(prefix="relay-") as folder, own_redis(folder) as redis:
         rounds = [
@@ -63,7 +228,19 @@ def run(options: argparse.Namespace) -> int:
             for _ in range(1 if options.quick else options.rounds)
         ]
     rows = [medians_of(each) for each in zip(*rounds, strict=True)]
-    console.print(table_of_stores(rows, options))
+    texts, numbers = (
+        ("store", "way", "connections"),
+        ("p50", "p99", "CPU/message", "CPU/answer", "lost"),
+    )
+    caption = f"{options.rate:,} writes a second to {KEYS} keys."
+    table = plain_table("purgatory, relay", caption, texts, numbers, options.quick)
+    for row in rows:
+        latencies = [f"{row[name]:.2f} ms" if row[name] else "" for name in ("p50", "p99")]
+        cpu = [f"{row[name]:.0f} µs" for name in ("cpu_of_message", "cpu")]
+        way = "relay" if row["way"] == "ours" else "by hand"
+        connections = "killed" if row["is_killed"] else "left alone"
+        table.add_row(row["store"], way, connections, *latencies, *cpu, str(row["lost"]))
+    console.print(table)
     write_report(console, options, "relay", seed=options.seed, rate=options.rate, rows=rows)
     return 0
 
@@ -73,14 +250,60 @@ def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace)
     seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
     job = {"keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
     rows = [
-        measured({**job, "way": "ours", "url": url, "work": "wait"}, is_killed=False)
+        measured({**job, "way": "ours", "url": url}, is_killed=False)
         for url in (f"file://{folder}/app", *options.store)
     ]
-    for way in ("ours", "theirs") if redis else ():
+    for way in WAYS if redis else ():
         for is_killed in (False, True):
             ask(redis or "", "FLUSHALL")  # keys begin at 0
-            rows.append(measured({**job, "way": way, "url": redis, "work": "wait"}, is_killed))
+            rows.append(measured({**job, "way": way, "url": redis}, is_killed))
     return rows
+
+
+def measured(job: Row, is_killed: bool) -> Row:
+    """One row, from three processes: one waits, one only listens, one writes."""
+    with (
+        process(wait_for_keys, job) as waiter,
+        process(wait_for_keys, {**job, "keys": 0}) as listener,
+        process(write_keys, job) as writer,
+    ):
+        writer.send("start")
+        until = time.monotonic() + job["seconds"]
+        while is_killed and time.monotonic() < until:
+            ask(job["url"], "CLIENT KILL TYPE pubsub")
+            time.sleep(KILL_INTERVAL)
+        writes = writer.recv()
+        last: dict[str, int] = {}
+        for key, version, _ in writes:
+            last[key] = max(version, last.get(key, 0))
+        waiter.send(last)
+        waited = waiter.recv()
+        listener.send({})
+        listened = listener.recv()
+    written_at = {(key, version): at for key, version, at in writes}
+    answered: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    latencies = []
+    for key, version, at in waited["answers"]:
+        answered[key].append((version, at))
+        if (key, version) in written_at:
+            latencies.append(1e3 * (at - written_at[key, version]))
+    in_time = sum(
+        any(answer >= version and when - at < LOST_AFTER for answer, when in answered[key])
+        for key, version, at in writes
+    )
+    latencies.sort()
+    return {
+        "way": job["way"],
+        "store": job["url"].partition(":")[0],
+        "is_killed": is_killed,
+        "writes": len(writes),
+        "answers": len(waited["answers"]),
+        "p50": statistics.median(latencies) if latencies else None,
+        "p99": latencies[int(0.99 * len(latencies))] if latencies else None,
+        "cpu": 1e6 * waited["cpu"] / max(1, len(waited["answers"])),
+        "cpu_of_message": 1e6 * listened["cpu"] / max(1, listened["received"]),
+        "lost": len(writes) - in_time,
+    }
 
 
 def medians_of(rows: Sequence[Row]) -> Row:
@@ -95,96 +318,6 @@ def medians_of(rows: Sequence[Row]) -> Row:
     return result
 
 
-def measured(job: dict[str, Any], is_killed: bool) -> Row:
-    """One row, from three processes: one waits, one only listens, one writes."""
-    url, way = job["url"], job["way"]
-    with (
-        process(job) as waiter,
-        process({**job, "work": "wait", "keys": 0}) as listener,
-        process({**job, "work": "write"}) as writer,
-    ):
-        for child in (waiter, listener, writer):
-            read_line(child)
-        resume(writer)
-        until = time.monotonic() + job["seconds"]
-        while is_killed and time.monotonic() < until:
-            ask(url, "CLIENT KILL TYPE pubsub")
-            time.sleep(KILL_INTERVAL)
-        writes = json.loads(read_line(writer))["writes"]
-        last: dict[str, int] = {}
-        for key, version, _ in writes:
-            last[key] = max(version, last.get(key, 0))
-        resume(waiter, last)
-        waited = json.loads(read_line(waiter))
-        resume(listener, {})
-        listened = json.loads(read_line(listener))
-    return {
-        "way": way,
-        "store": url.partition(":")[0],
-        "is_killed": is_killed,
-        **compared(writes, waited),
-        "cpu_of_news": 1e6 * listened["cpu"] / max(1, listened["received"]),
-    }
-
-
-def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Row:
-    """Latencies of the answers to each written version, and the number of lost answers."""
-    written_at = {(key, version): at for key, version, at in writes}
-    answered: dict[str, list[tuple[int, float]]] = {}
-    for key, version, at in waited["answers"]:
-        answered.setdefault(key, []).append((version, at))
-    latencies = sorted(
-        at - written_at[key, version]
-        for key, version, at in waited["answers"]
-        if (key, version) in written_at
-    )
-    in_time = sum(
-        any(answer >= version and when - at < LOST_AFTER for answer, when in answered.get(key, ()))
-        for key, version, at in writes
-    )
-    return {
-        "writes": len(writes),
-        "answers": len(waited["answers"]),
-        "p50": 1e3 * statistics.median(latencies) if latencies else None,
-        "p99": 1e3 * latencies[int(0.99 * len(latencies))] if latencies else None,
-        "cpu": 1e6 * waited["cpu"] / max(1, len(waited["answers"])),
-        "lost": len(writes) - in_time,
-        "healed": waited.get("healed"),
-    }
-
-
-def milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ms"
-
-
-def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
-    caption = f"{options.rate:,} writes a second to {KEYS} keys."
-    caption += (
-        f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
-    )
-    numbers = ("writes", "p50", "p99", "CPU/news", "CPU/answer", "lost", "healed")
-    table = plain_table(
-        "purgatory, relay", caption, ("store", "way", "connections"), numbers, options.quick
-    )
-    for row in rows:
-        table.add_row(
-            row["store"],
-            "relay" if row["way"] == "ours" else "by hand",
-            "killed" if row["is_killed"] else "left alone",
-            f"{row['writes']:,}",
-            milliseconds(row["p50"]),
-            milliseconds(row["p99"]),
-            f"{row['cpu_of_news']:.0f} µs",
-            f"{row['cpu']:.0f} µs",
-            str(row["lost"]),
-            "" if row["healed"] is None else str(row["healed"]),
-        )
-    return table
-
-
-# -- the processes
-
-
 @contextmanager
 def own_redis(folder: str) -> Iterator[str | None]:
     """The address of a Redis of its own, or None where there is none."""
@@ -192,46 +325,20 @@ def own_redis(folder: str) -> Iterator[str | None]:
     if command is None:
         yield None
         return
-    port = str(free_port())
+    port = free_port()
     options = ("--bind", "127.0.0.1", "--dir", folder, "--save", "", "--loglevel", "warning")
-    words = [command, "--port", port, *options]
+    words = [command, "--port", str(port), *options]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
         try:
-            deadline = time.monotonic() + SERVER_TIMEOUT
-            while time.monotonic() < deadline:
-                with socket.socket() as client:
-                    if client.connect_ex(("127.0.0.1", int(port))) == 0:
-                        break
+            url = f"redis://127.0.0.1:{port}/0"
+            while server.poll() is None:
+                with suppress(OSError):
+                    ask(url, "PING")
+                    break
                 time.sleep(0.05)
-            yield f"redis://127.0.0.1:{port}/0"
+            yield url
         finally:
             server.kill()
-
-
-@contextmanager
-def process(job: Row) -> Iterator[Child]:
-    command, env = run_module("benchmarks.relay_process", json.dumps(job))
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def read_line(child: Child) -> str:
-    assert child.stdout is not None
-    text = child.stdout.readline()
-    if not text:
-        raise RuntimeError(f"a process of the benchmark ended with status {child.wait()}")
-    return text
-
-
-def resume(child: Child, message: object = None) -> None:
-    """Resumes a waiting process: sends a message and closes its standard input."""
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(message))
-    child.stdin.close()
 
 
 def ask(url: str, command: str) -> str:
