@@ -1511,21 +1511,13 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     } else if (!is_made(st, operation) || !IS(operation, PENDING)) {
         result = CALL(purgatory, _check_key, key);
     } else {
+        long long before = PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed));
         put(&AT(dispatcher, Dispatcher, current), operation);
         int failed = try_once(st, operation, key, 0), completed = IS(operation, COMPLETED);
         if (!failed) failed = notify_check(st, purgatory, key, completed);
-        PyObject *error = failed ? PyErr_GetRaisedException() : NULL, *more = NULL;
-        put(&AT(dispatcher, Dispatcher, current), Py_None);
-        if (error != NULL) {
-            done(CALL0(dispatcher, continue_later));
-            raise_again(error);
-        } else if (!has_work(st, dispatcher)) {
-            result = PyLong_FromLong(completed);
-        } else if ((more = CALL0(dispatcher, run_queue)) != NULL) {
-            PyObject *own = PyLong_FromLong(completed);
-            if (own != NULL) result = PyNumber_Add(own, more);
-            Py_XDECREF(own); Py_DECREF(more);
-        }
+        if (leave_hook(st, dispatcher, failed) == 0)
+            result = PyLong_FromLongLong(completed - before
+                + PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed)));
     }
     Py_XDECREF(operation); Py_DECREF(dispatcher);
     return result;

@@ -703,13 +703,9 @@ class Purgatory(Generic[Op]):
         bucket = operation._link_ring
         if bucket is not None:
             bucket.remove(operation)
-        links = operation._op_links
-        if links is not UNWATCHED:
-            operation._op_links = UNWATCHED
-            watchers = self._watchers
-            watchers.pending -= 1
-            watchers.remove(operation, links)
-            if not watchers.pending and self._wheel.notify_empty:
+        if operation._op_links is not UNWATCHED:
+            self._leave(operation)
+            if not self._watchers.pending and self._wheel.notify_empty:
                 self._loop_wheel.check_idle_later()
         return True
 
