@@ -42,6 +42,7 @@ from purgatory.pipeline.streaming import (
     outcomes,
     reconcile,
 )
+from purgatory.pipeline.streaming._outcomes import spark_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -278,6 +279,13 @@ def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: P
         outcomes(operations, signals, delay=float("nan"))
     narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
     assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming
+
+
+def test_shards_have_partitions_of_their_own(spark: SparkSession) -> None:
+    numbers = [0, 1, 7, 2**31 - 1, -1]
+    row = spark.range(1).select(*(F.hash(F.lit(number)) for number in numbers)).head()
+
+    assert row is not None and [*row] == list(map(spark_hash, numbers))
 
 
 def test_session_whose_fastest_input_counts_is_refused(spark: SparkSession) -> None:
