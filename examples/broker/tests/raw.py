@@ -110,6 +110,16 @@ class Raw:
         self.send(name, version, **values)
         return self.receive(name, version)
 
+    def create(self, topic: str) -> None:
+        """A topic, by a request for its metadata."""
+        self.ask("metadata", topics=[{"name": topic}], allow_auto_topic_creation=True)
+
+    def produce(self, topic: str, *batches: bytes, **options: Any) -> list[tuple[str, int]]:
+        return produced(self.ask("produce", **produce_fields(topic, *batches, **options)))
+
+    def fetch(self, topic: str, *offsets: int, **options: Any) -> list[tuple[str, int]]:
+        return fetched(self.ask("fetch", **fetch_fields(topic, *offsets, **options)))
+
     def is_closed(self) -> bool:
         """Waits for the broker to close the connection; False if it sends something instead."""
         try:
@@ -152,6 +162,19 @@ class Direct:
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         return await self.send(name, version, **values)
+
+    async def produce(self, topic: str, *batches: bytes, **options: Any) -> list[tuple[str, int]]:
+        return produced(await self.ask("produce", **produce_fields(topic, *batches, **options)))
+
+    async def fetch(self, topic: str, *offsets: int, **options: Any) -> list[tuple[str, int]]:
+        return fetched(await self.ask("fetch", **fetch_fields(topic, *offsets, **options)))
+
+    async def list_offset(self, topic: str, time: int, **options: Any) -> tuple[int, int]:
+        """The offset and the time that are found for a time: -2 is the first, -1 the end."""
+        partitions = [{"partition_index": 0, "timestamp": time}]
+        topics = [{"name": topic, "partitions": partitions}]
+        (found,) = (await self.ask("list_offsets", topics=topics, **options)).topics[0].partitions
+        return found.offset, found.timestamp
 
 
 @asynccontextmanager

@@ -54,12 +54,10 @@ def broker(shared: BrokerThread, caplog: pytest.LogCaptureFixture) -> Iterator[B
 def assert_alive(broker: BrokerThread) -> None:
     """A new client can produce and fetch."""
     with Raw(broker.address) as client:
-        client.ask("metadata", topics=[{"name": "alive"}], allow_auto_topic_creation=True)
-        ((error, offset),) = produced(client.ask("produce", **produce_fields("alive", ONE)))
+        client.create("alive")
+        ((error, offset),) = client.produce("alive", ONE)
         assert error == "none"
-        assert fetched(client.ask("fetch", **fetch_fields("alive", offset, wait=5))) == [
-            ("none", len(ONE))
-        ]
+        assert client.fetch("alive", offset, wait=5) == [("none", len(ONE))]
 
 
 def send_and_hang_up(address: str, data: bytes) -> None:
@@ -160,7 +158,7 @@ def test_batches_with_invalid_records_can_be_searched(
     found = batches.find_time(batch, 5)
     assert isinstance(found[0], int)
     with Raw(broker.address) as client:
-        client.ask("metadata", topics=[{"name": "invalid"}], allow_auto_topic_creation=True)
+        client.create("invalid")
         client.ask("produce", **produce_fields("invalid", batch))
         for stamp in (5, -3, 11):
             places = [{"partition_index": 0, "timestamp": stamp}]
@@ -340,7 +338,7 @@ def test_responses_to_pipelined_requests_come_in_order(
 ) -> None:
     broker = start_broker(replicas=2, replica_lag=0.01)
     with Raw(broker.address) as client:
-        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        client.create("topic")
         produce = with_length(framed("produce", **produce_fields("topic", ONE)))
         fetch = with_length(framed("fetch", **fetch_fields("topic", 0, wait=5)))
         client.socket.sendall((produce + fetch) * 20)
@@ -355,8 +353,8 @@ def test_slow_reader_is_not_read_from(
     broker = start_broker()
     large = make_batch(os.urandom(900_000))
     with Raw(broker.address) as slow:
-        slow.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        assert produced(slow.ask("produce", **produce_fields("topic", large))) == [("none", 0)]
+        slow.create("topic")
+        assert slow.produce("topic", large) == [("none", 0)]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         fetch = with_length(framed("fetch", **fetch_fields("topic", 0)))
         slow.socket.setblocking(False)

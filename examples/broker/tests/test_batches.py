@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from cramjam import lz4, snappy, zstd
 from purgatory_broker.batches import find_time, iter_records, read_produced
-from raw import make_batch, produce_fields, produced, running_broker
+from raw import make_batch, running_broker
 
 
 def xerial(data: bytes) -> bytes:
@@ -38,10 +38,7 @@ async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
     async with running_broker() as client:
         for time in (1000, 2000):
             batch = make_batch(*VALUES, time=time, attributes=number, compress=compress)
-            assert (
-                produced(await client.ask("produce", **produce_fields("topic", batch)))[0][0]
-                == "none"
-            )
+            assert await client.produce("topic", batch)[0][0] == "none"
         found = []
         for time in (0, 1002, 1003, 1004, 2003, 2004, -3):
             partitions = [{"partition_index": 0, "timestamp": time}]
@@ -61,9 +58,7 @@ async def test_wrong_record_count_is_refused(
     number, compress = CODECS[codec]
     batch = make_batch(*values, attributes=number, compress=compress, count=announced)
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-            ("invalid_record", -1)
-        ]
+        assert await client.produce("topic", batch) == [("invalid_record", -1)]
 
 
 @pytest.mark.parametrize("attributes", range(1, 8))
@@ -73,18 +68,14 @@ async def test_undecodable_records_get_kafkas_error(
     for garbage in (b"", b"garbage" * 10):
         batch = make_batch(b"v", attributes=attributes, compress=lambda _, garbage=garbage: garbage)
         async with running_broker() as client:
-            assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-                ("unknown_server_error", -1)
-            ]
+            assert await client.produce("topic", batch) == [("unknown_server_error", -1)]
 
 
 @pytest.mark.parametrize("records", [b"\xff" * 40, b"\x80", b"\x01", b"\x7e"])
 async def test_records_of_impossible_lengths_are_refused(records: bytes) -> None:
     batch = make_batch(b"v", compress=lambda _: records)
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-            ("invalid_record", -1)
-        ]
+        assert await client.produce("topic", batch) == [("invalid_record", -1)]
 
 
 def test_records_without_a_length_are_given_up() -> None:

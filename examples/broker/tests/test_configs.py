@@ -10,7 +10,7 @@ from purgatory_broker.batches import HEADER, Batch, iter_records, read_payload
 from purgatory_broker.broker import Broker
 from purgatory_broker.configs import CONFIGS
 from purgatory_broker.settings import Settings
-from raw import Direct, fetch_fields, make_batch, produce_fields, produced, running_broker
+from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
 
 README = Path(__file__).parents[1] / "README.md"
 TOPIC, BROKER = 2, 4
@@ -47,9 +47,7 @@ async def shown(client: Direct) -> dict[str, str]:
 
 
 async def send(client: Direct, *values: bytes, **options: Any) -> tuple[str, int]:
-    (outcome,) = produced(
-        await client.ask("produce", **produce_fields("t", make_batch(*values, **options)))
-    )
+    (outcome,) = await client.produce("t", make_batch(*values, **options))
     return outcome
 
 

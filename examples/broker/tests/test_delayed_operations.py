@@ -31,9 +31,7 @@ async def test_a_fetch_waits_for_the_next_record() -> None:
         waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         await asyncio.sleep(10)
         assert not waiting.done()
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
-            ("none", 0)
-        ]
+        assert await client.produce("topic", ONE) == [("none", 0)]
         assert waiting.done()
         assert fetched(waiting.result()) == [("none", len(ONE))]
 
@@ -41,9 +39,7 @@ async def test_a_fetch_waits_for_the_next_record() -> None:
 async def test_fetch_returns_empty_at_its_deadline() -> None:
     async with running_broker() as client:
         begun = now()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0, wait=5))) == [
-            ("none", 0)
-        ]
+        assert await client.fetch("topic", 0, wait=5) == [("none", 0)]
         assert 5 <= now() - begun <= 5.002
 
 
@@ -66,12 +62,7 @@ async def test_fetch_limits_cut_at_whole_batches() -> None:
         size = len(ONE)
 
         async def sizes(**limits: int) -> list[int]:
-            return [
-                count
-                for _, count in fetched(
-                    await client.ask("fetch", **fetch_fields("topic", 0, 0, **limits))
-                )
-            ]
+            return [count for _, count in await client.fetch("topic", 0, 0, **limits)]
 
         assert await sizes() == [3 * size, 3 * size]
         assert await sizes(partition_bytes=2 * size) == [2 * size, 2 * size]
@@ -122,12 +113,8 @@ async def test_a_fetch_with_an_error_does_not_wait() -> None:
     async with running_broker() as client:
         await client.ask("produce", **produce_fields("topic", ONE))
         begun = now()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 2, wait=60))) == [
-            ("offset_out_of_range", 0)
-        ]
-        assert fetched(await client.ask("fetch", **fetch_fields("other", 0, wait=60))) == [
-            ("unknown_topic_or_partition", 0)
-        ]
+        assert await client.fetch("topic", 2, wait=60) == [("offset_out_of_range", 0)]
+        assert await client.fetch("other", 0, wait=60) == [("unknown_topic_or_partition", 0)]
         assert now() == begun
 
 
@@ -145,14 +132,10 @@ async def test_acks_all_and_consumers_wait_for_replicas() -> None:
     async with running_broker(replicas=3, replica_lag=2.0) as client:
         begun = now()
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=1))) == [
-            ("none", 0)
-        ]
+        assert await client.produce("topic", ONE, acks=1) == [("none", 0)]
         assert now() == begun
         assert not fetching.done()
-        assert produced(await client.ask("produce", **produce_fields("topic", TWO))) == [
-            ("none", 1)
-        ]
+        assert await client.produce("topic", TWO) == [("none", 1)]
         assert (
             4 <= now() - begun <= 4.01
         )  # the first batch was on its way for 2 s, the second came after it
@@ -200,9 +183,7 @@ async def test_stopped_replica_times_acks_all_out() -> None:
         response = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
         assert produced(response) == [("request_timed_out", -1)]
         begun = now()
-        assert produced(
-            await client.ask("produce", **produce_fields("topic", ONE, timeout=60))
-        ) == [("none", 1)]
+        assert await client.produce("topic", ONE, timeout=60) == [("none", 1)]
         assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
 
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
@@ -226,15 +207,11 @@ async def test_too_few_replicas_refuse_or_fail_appends() -> None:
         client.broker.followers.stop(2)
         response = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
         assert produced(response) == [("not_enough_replicas_after_append", -1)]
-        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [
-            ("not_enough_replicas", -1)
-        ]
-        assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [
-            ("none", 1)
-        ]
+        assert await client.produce("safe", ONE) == [("not_enough_replicas", -1)]
+        assert await client.produce("safe", ONE, acks=1) == [("none", 1)]
         client.broker.followers.start(2)
         await asyncio.sleep(1)
-        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
+        assert await client.produce("safe", ONE) == [("none", 2)]
 
 
 async def test_restarted_replica_has_its_whole_time_again() -> None:
@@ -244,9 +221,7 @@ async def test_restarted_replica_has_its_whole_time_again() -> None:
         client.broker.followers.start(2)
         client.broker.followers.stop(2)
         begun = now()
-        assert produced(
-            await client.ask("produce", **produce_fields("topic", ONE, timeout=60))
-        ) == [("none", 0)]
+        assert await client.produce("topic", ONE, timeout=60) == [("none", 0)]
         assert 30 <= now() - begun <= 30.01
 
 
@@ -287,9 +262,7 @@ async def test_acks_of_zero_get_no_response() -> None:
         assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
         with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
             await client.ask("produce", **produce_fields("other", ONE, acks=0))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=2))) == [
-            ("invalid_required_acks", -1)
-        ]
+        assert await client.produce("topic", ONE, acks=2) == [("invalid_required_acks", -1)]
 
 
 CORRUPT = bytearray(ONE)
@@ -315,12 +288,8 @@ CORRUPT[-1] ^= 1
 )
 async def test_what_is_not_one_whole_batch_is_refused(batch: bytes, error: str) -> None:
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-            (error, -1)
-        ]
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
-            ("none", 0)
-        ]
+        assert await client.produce("topic", batch) == [(error, -1)]
+        assert await client.produce("topic", ONE) == [("none", 0)]
 
 
 async def test_repeated_batch_is_appended_once() -> None:
@@ -328,7 +297,7 @@ async def test_repeated_batch_is_appended_once() -> None:
 
         async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
             batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
-            (outcome,) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            (outcome,) = await client.produce("topic", batch)
             return outcome
 
         assert [await send(number) for number in range(6)] == [
@@ -360,7 +329,7 @@ async def test_sequence_numbers_begin_again_after_the_last() -> None:
         last = 2**31 - 1
         for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
             batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
-            ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            ((error, _),) = await client.produce("topic", batch)
             assert error == "none"
 
 
@@ -370,7 +339,7 @@ async def test_producer_is_forgotten_after_a_silent_day() -> None:
 
         async def send(producer: int, sequence: int) -> str:
             batch = make_batch(b"v", producer=producer, epoch=0, sequence=sequence)
-            ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            ((error, _),) = await client.produce("topic", batch)
             return error
 
         assert [await send(7, 0), await send(8, 0)] == ["none", "none"]

@@ -32,7 +32,7 @@ TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy mach
 
 
 async def send(client: Direct) -> tuple[str, int]:
-    (outcome,) = produced(await client.ask("produce", **produce_fields("topic", ONE)))
+    (outcome,) = await client.produce("topic", ONE)
     return outcome
 
 
@@ -117,9 +117,7 @@ async def test_delayed_request_is_handled_at_once() -> None:
         loop = asyncio.get_running_loop()
         client.broker.faults.delay("produce", 5)
         late, begun = client.send("produce", **produce_fields("topic", ONE)), loop.time()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [
-            ("none", len(ONE))
-        ]
+        assert await client.fetch("topic", 0) == [("none", len(ONE))]
         assert produced(await late) == [("none", 0)]
         assert 5 <= loop.time() - begun <= 5.01
         client.broker.faults.delay("metadata", 2)
@@ -172,7 +170,7 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
 
 def test_time_that_moves_ends_waits_and_sessions(kafka_broker: BrokerThread) -> None:
     with Raw(kafka_broker.address) as client:
-        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        client.create("topic")
         client.send("fetch", **fetch_fields("topic", 0, wait=300))
         with Raw(kafka_broker.address) as other:  # so that the fetch has arrived
             other.ask("metadata", topics=None)
@@ -258,12 +256,9 @@ def test_faults_are_asked_for_over_http() -> None:
                     connection.close()
 
             with Raw(address) as client:
-                client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+                client.create("topic")
                 assert post("/fail", api="produce", error="REQUEST_TIMED_OUT", times=2) == (204, "")
-                outcomes = [
-                    produced(client.ask("produce", **produce_fields("topic", ONE)))
-                    for _ in range(3)
-                ]
+                outcomes = [client.produce("topic", ONE) for _ in range(3)]
                 assert outcomes == [
                     [("request_timed_out", -1)],
                     [("request_timed_out", -1)],

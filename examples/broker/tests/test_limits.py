@@ -54,9 +54,7 @@ async def test_batches_above_the_limit_are_refused(codec: str) -> None:
     async with running_broker() as client:
         batch = make_batch(b"v", attributes=number, compress=lambda _: data)
         client.broker.topics.topic("topic").set_configs({"max.message.bytes": str(8 * MB)})
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-            ("message_too_large", -1)
-        ]
+        assert await client.produce("topic", batch) == [("message_too_large", -1)]
 
 
 GROWTH = """
@@ -133,9 +131,7 @@ async def test_batches_of_one_request_share_a_limit() -> None:
             "message_too_large",
             "message_too_large",
         ]
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
-            ("none", 1)
-        ]
+        assert await client.produce("topic", batch) == [("none", 1)]
 
 
 async def test_metadata_of_many_topics_takes_bounded_memory() -> None:

@@ -45,7 +45,7 @@ def address_of(broker: "subprocess.Popen[str]") -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
     with start(*BROKER, "--port", "0") as broker, Raw(address := address_of(broker)) as client:
-        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        client.create("topic")
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
         with Raw(address) as other:  # so that the fetch has arrived
             other.ask("metadata", topics=None)
@@ -71,7 +71,7 @@ def test_signal_stops_and_starts_a_follower() -> None:
     ) as broker:
         try:
             with Raw(address_of(broker)) as client:
-                client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+                client.create("topic")
 
                 def send(timeout: float) -> str:
                     fields = produce_fields("topic", make_batch(b"v"), timeout=timeout)

@@ -25,7 +25,7 @@ from purgatory_broker.groups import Group, Member, State
 from purgatory_broker.log import Log, Store
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
-from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
+from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields
 
 ENVIRONMENT = {
     **os.environ,
@@ -134,11 +134,8 @@ async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
         await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         for number in range(first, first + 3):
             expected = [("none", number), ("none", number)]
-            assert (
-                produced(await client.ask("produce", **produce_fields("topic", batch(number), ONE)))
-                == expected
-            )
-        again = produced(await client.ask("produce", **produce_fields("topic", batch(first + 1))))
+            assert await client.produce("topic", batch(number), ONE) == expected
+        again = await client.produce("topic", batch(first + 1))
         assert again == [("none", first + 1)]
         await client.ask(
             "delete_records",
@@ -153,9 +150,7 @@ async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
     assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
     response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
     assert fetched(response) == [("none", 0), ("none", len(ONE))]
-    assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [
-        ("none", 8)
-    ]
+    assert await client.produce("topic", batch(8)) == [("none", 8)]
     await client.ask("delete_topics", topic_names=["topic"])
     await client.broker.aclose()
     assert list((tmp_path / "topics").iterdir()) == []
@@ -177,7 +172,7 @@ async def test_a_topic_of_the_same_name_begins_empty(tmp_path: Path) -> None:
     stale.parent.mkdir()
     stale.write_bytes(data)  # as if the process had ended before the file was deleted
     await client.ask("create_topics", topics=[wanted])
-    assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
+    assert await client.fetch("topic", 0) == [("none", 0)]
     assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
     await broker.aclose()
 
@@ -202,9 +197,7 @@ def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -
     with program(*arguments) as (process, address), Raw(address) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         for number in range(50):
-            assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [
-                ("none", 2 * number)
-            ]
+            assert client.produce("topic", TWO) == [("none", 2 * number)]
             confirmed += 1
         client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
         process.send_signal(signal.SIGKILL)
@@ -296,10 +289,8 @@ async def test_full_disk_is_an_error_without_effect(
     store = broker.topics.partition("topic", 0).log.store
     with monkeypatch.context() as patch:
         patch.setattr(store, "file", Full(store.file))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
-            ("kafka_storage_error", -1)
-        ]
-    assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+        assert await client.produce("topic", ONE) == [("kafka_storage_error", -1)]
+    assert await client.produce("topic", ONE) == [("none", 0)]
     response = await client.ask("fetch", **fetch_fields("topic", 0))
     assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
     await broker.aclose()
