@@ -10,7 +10,6 @@ from typing import Any
 import httpx2
 import pytest
 from asgi_modules import EXAMPLES, load
-from asgi_requests import Request
 from loops import on_virtual_time
 
 
@@ -84,6 +83,9 @@ async def test_job_running_at_deadline_gets_202(example, monkeypatch):
 @on_virtual_time
 async def test_a_job_that_fails_says_why(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
+        bad = await client.get("/jobs/1?wait=soon")
+        reason = "wait must be a number of seconds, zero or more, not 'soon'"
+        assert (bad.status_code, bad.text) == (400, reason)
         work.done.set_exception(OSError("no threads left"))
         answer = await client.get("/jobs/1")
     assert answer.json() == {"state": "failed", "reason": "OSError('no threads left')"}
@@ -103,37 +105,6 @@ async def test_unknown_and_expired_jobs_are_404(example, monkeypatch):
         assert (await client.get("/jobs/1")).status_code == 404
         assert (await client.get("/jobs/1?wait=soon")).status_code == 404
         assert (await client.post("/jobs", json={"password": "x", "rounds": 0})).status_code == 422
-
-
-@on_virtual_time
-async def test_leaving_client_frees_wait_and_bad_wait_fails(example, monkeypatch):
-    async with submitted(example, monkeypatch) as (client, work):
-        bad = await client.get("/jobs/1?wait=soon")
-        assert (bad.status_code, bad.text) == (
-            400,
-            "wait must be a number of seconds, zero or more, not 'soon'",
-        )
-    request = Request(example.app, path="/jobs/1")
-    request.body()
-    await asyncio.sleep(1)
-    assert example.polls.open == example.ends.pending == 1
-    request.leave()
-    await request.done()
-    assert asyncio.get_running_loop().time() == 1.0
-    assert example.polls.open == example.ends.pending == 0
-    work.done.set_result(b"")
-
-
-@on_virtual_time
-async def test_stopping_server_answers_waiting_clients_with_503(example, monkeypatch):
-    async with submitted(example, monkeypatch) as (client, work):
-        waiting = asyncio.create_task(client.get("/jobs/1"))
-        while not example.ends.pending:
-            await asyncio.sleep(0)
-        example.polls.stop()
-        answer = await waiting
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        work.done.set_result(b"")
 
 
 def test_openapi_documents_the_wait_and_its_outcomes(example):

@@ -1,4 +1,5 @@
-"""`examples/long_poll.py`, the board in a hundred lines, in virtual time."""
+"""`examples/long_poll.py`, the board in a hundred lines, and what `examples/long_poll_board.py` has in
+common with it; in virtual time. `test_long_poll_demo` has both over real connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,53 +9,83 @@ from typing import Any
 import httpx2
 import pytest
 from asgi_modules import EXAMPLES, load
+from asgi_requests import Request
 from loops import on_virtual_time
-
-EXAMPLE = EXAMPLES / "long_poll.py"
 
 
 @pytest.fixture
-def board() -> Any:
-    return load(EXAMPLE)
+def small() -> Any:
+    return load(EXAMPLES / "long_poll.py")
+
+
+@pytest.fixture(params=["long_poll.py", "long_poll_board.py"])
+def board(request: pytest.FixtureRequest) -> Any:
+    module = load(EXAMPLES / request.param)
+    return module if request.param == "long_poll.py" else module.Board()
 
 
 @asynccontextmanager
 async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(board.app), base_url="http://board"
-    ) as client:
+    transport = httpx2.ASGITransport(board.app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://board") as client:
         yield client
 
 
 async def until_pending(board: Any, count: int) -> None:
-    while board.waiting.pending != count:
+    while getattr(board, "waiting", board.polls).pending != count:
         await asyncio.sleep(0)
+
+
+WAIT = "wait=20&timeout=20"
+"""Each board has its own name for the time to wait."""
 
 
 @on_virtual_time
 async def test_message_answers_only_polls_of_its_topic(board: Any) -> None:
     async with client_of(board) as client:
         assert (await client.post("/topics/news", content="old")).json() == {"offset": 0}
-        waiting = [
-            asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)
-        ]
-        elsewhere = asyncio.create_task(client.get("/topics/weather?wait=20"))
+        news = f"/topics/news?offset=1&{WAIT}"
+        waiting = [asyncio.create_task(client.get(news)) for _ in range(3)]
+        elsewhere = asyncio.create_task(client.get(f"/topics/weather?{WAIT}"))
         await until_pending(board, 4)
         await client.post("/topics/news", content="new")
         for response in await asyncio.gather(*waiting):
             assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
         assert asyncio.get_running_loop().time() == 0
-        assert board.waiting.statistics().missed_triggers == 0
-        assert (await elsewhere).json() == {"messages": [], "next": 0, "ending": "deadline"}
-        assert asyncio.get_running_loop().time() == 20
+        answer = (await elsewhere).json()
+        answer.pop("late", None)
+        assert answer == {"messages": [], "next": 0, "ending": "deadline"}
+        assert 20 <= asyncio.get_running_loop().time() <= 20.1
         assert (await client.get("/topics/news")).json()["messages"] == ["old", "new"]
+        stats = (await client.get("/stats")).json()
+    assert stats["endings"] == {"event": 4, "deadline": 1, "gone": 0, "stopped": 0}
+    counts = {name: stats["purgatory"][name] for name in ("pending", "watched", "expired")}
+    assert counts == {"pending": 0, "watched": 0, "expired": 1}
 
 
 @on_virtual_time
-async def test_client_naming_its_offset_misses_no_message(
-    board: Any,
-) -> None:
+async def test_client_that_leaves_or_server_that_stops_ends_waits(board: Any) -> None:
+    leaving = Request(board.app, WAIT.encode(), path="/topics/news")
+    await until_pending(board, 1)
+    leaving.body()
+    await asyncio.sleep(1)
+    leaving.leave()
+    await leaving.done()
     async with client_of(board) as client:
+        waiting = [asyncio.create_task(client.get(f"/topics/news?{WAIT}")) for _ in range(3)]
+        await until_pending(board, 3)
+        await board.polls.aclose()
+        for response in await asyncio.gather(*waiting):
+            assert (response.status_code, response.text) == (503, "the server is stopping")
+        assert asyncio.get_running_loop().time() < 2
+        stats = (await client.get("/stats")).json()
+    assert stats["endings"] == {"event": 0, "deadline": 0, "gone": 1, "stopped": 3}
+    assert stats["purgatory"]["pending"] == stats["purgatory"]["watched"] == 0
+
+
+@on_virtual_time
+async def test_client_naming_its_offset_misses_no_message(small: Any) -> None:
+    async with client_of(small) as client:
         offset, messages = 0, []
         for number in range(5):
             await client.post("/topics/news", content=f"{number}")
@@ -62,7 +93,7 @@ async def test_client_naming_its_offset_misses_no_message(
             answer = (await client.get(f"/topics/news?offset={offset}&wait=0")).json()
             messages += answer["messages"]
             offset = answer["next"]
-        assert messages == board.topics["news"]
+        assert messages == small.topics["news"]
         assert len(messages) == 10
 
 
@@ -76,44 +107,10 @@ async def test_client_naming_its_offset_misses_no_message(
         ("wait=soon", "wait"),
     ],
 )
-async def test_bad_offset_or_wait_is_400_with_reason(board: Any, query: str, reason: str) -> None:
-    async with client_of(board) as client:
+async def test_bad_offset_or_wait_is_400_with_reason(small: Any, query: str, reason: str) -> None:
+    async with client_of(small) as client:
         await client.post("/topics/news", content="only")
         response = await client.get(f"/topics/news?{query}")
         assert response.status_code == 400
         assert response.text.startswith(reason)
-        assert board.waiting.pending == 0
-
-
-@on_virtual_time
-async def test_client_hangup_ends_wait_and_is_counted(board: Any) -> None:
-    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/topics/news",
-        "query_string": b"wait=20",
-        "headers": [],
-    }
-
-    async def send(_: Any) -> None:
-        pass
-
-    poll = asyncio.create_task(board.app(scope, messages.get, send))
-    await until_pending(board, 1)
-    messages.put_nowait({"type": "http.disconnect"})
-    await poll
-    async with client_of(board) as client:
-        stats = (await client.get("/stats")).json()
-    assert stats["endings"] == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
-    assert stats["purgatory"]["pending"] == stats["purgatory"]["watched"] == 0
-
-
-@on_virtual_time
-async def test_stopping_server_answers_open_polls_with_503(board: Any) -> None:
-    async with client_of(board) as client:
-        waiting = asyncio.create_task(client.get("/topics/news?wait=20"))
-        await until_pending(board, 1)
-        await board.polls.aclose()
-        response = await waiting
-        assert (response.status_code, response.text) == (503, "the server is stopping")
+        assert small.waiting.pending == 0

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -60,23 +59,6 @@ async def test_messages_that_are_there_are_answered_at_once() -> None:
 
 
 @on_virtual_time
-async def test_message_answers_only_polls_waiting_for_it() -> None:
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        await client.post("/topics/news", content="old")
-        waiting = [
-            asyncio.create_task(client.get("/topics/news?offset=1&timeout=20")) for _ in range(3)
-        ]
-        elsewhere = asyncio.create_task(client.get("/topics/weather?timeout=20"))
-        await until_pending(board, 4)
-        await client.post("/topics/news", content="new")
-        for response in await asyncio.gather(*waiting):
-            assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
-        assert board.polls.pending == 1
-        assert (await elsewhere).json()["ending"] == "deadline"
-
-
-@on_virtual_time
 @pytest.mark.parametrize("timeout", [0.0, 0.0004, 0.25, 59.9999, 60.0])
 async def test_unanswered_poll_ends_exactly_at_its_deadline(
     timeout: float,
@@ -121,7 +103,7 @@ async def test_bad_offset_or_timeout_is_400_with_reason(query: str, reason: str)
     assert response.status_code == 400
     assert response.text.startswith(reason)
     assert len(response.text) < 100
-    assert board.polls.pending == 0
+    assert (board.topics, board.polls.pending, board.polls.watched) == ({}, 0, 0)
 
 
 @on_virtual_time
@@ -146,15 +128,6 @@ async def test_message_is_limited_to_64_kib_of_utf8(message: bytes, status: int)
 
 
 @on_virtual_time
-async def test_polling_makes_no_topics() -> None:
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        await client.get("/topics/nothing?timeout=0.01")
-    assert board.topics == {}
-    assert board.polls.watched == 0
-
-
-@on_virtual_time
 async def test_full_board_refuses_polls_until_one_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,78 +142,6 @@ async def test_full_board_refuses_polls_until_one_ends(
         await client.post("/topics/news", content="news")
         assert (await waiting).status_code == 200
         assert (await client.get("/topics/news?offset=1&timeout=0")).status_code == 200
-
-
-def poll_by_hand(
-    board: Any, query: bytes, messages: "asyncio.Queue[dict[str, Any]]"
-) -> "asyncio.Task[None]":
-    """Polls as a server would, with the client's `messages`."""
-
-    async def send(_: Any) -> None:
-        pass
-
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/topics/news",
-        "query_string": query,
-        "headers": [],
-    }
-    return asyncio.create_task(board.app(scope, messages.get, send))
-
-
-@on_virtual_time
-async def test_body_end_keeps_poll_and_hangup_ends_it() -> None:
-    board = long_poll.Board()
-    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    poll = poll_by_hand(board, b"timeout=20", messages)
-    await until_pending(board, 1)
-    messages.put_nowait({"type": "http.request", "body": b"part", "more_body": True})
-    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-    await asyncio.sleep(1)
-    assert board.polls.pending == 1
-    hung_up = asyncio.get_running_loop().time()
-    messages.put_nowait({"type": "http.disconnect"})
-    await poll
-    assert asyncio.get_running_loop().time() - hung_up < 10
-    assert board.polls.pending == board.polls.watched == 0
-    assert board.endings == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
-
-
-@on_virtual_time
-@pytest.mark.parametrize("query", [b"timeout=0", b"timeout=1"])
-async def test_answered_poll_stops_listening_to_its_client(query: bytes) -> None:
-    await poll_by_hand(long_poll.Board(), query, asyncio.Queue())
-    await asyncio.sleep(1)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@on_virtual_time
-async def test_closing_board_answers_all_polls_with_503() -> None:
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        waiting = [asyncio.create_task(client.get("/topics/news?timeout=20")) for _ in range(3)]
-        await until_pending(board, 3)
-        closing = asyncio.get_running_loop().time()
-        await board.polls.aclose()
-        responses = [*await asyncio.gather(*waiting), await client.get("/topics/news?timeout=20")]
-        assert [response.status_code for response in responses] == [503] * 4
-        assert asyncio.get_running_loop().time() - closing < 10
-        assert board.endings["stopped"] == 4
-
-
-@on_virtual_time
-async def test_the_statistics_say_how_the_polls_ended() -> None:
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        await client.get("/topics/news?timeout=0.1")
-        await client.post("/topics/news", content="news")
-        await client.get("/topics/news")
-        statistics = (await client.get("/stats")).json()
-    assert statistics["endings"] == {"event": 1, "deadline": 1, "gone": 0, "stopped": 0}
-    assert {name: statistics["purgatory"][name] for name in ("pending", "watched", "completed", "expired")} == {
-        "pending": 0, "watched": 0, "completed": 1, "expired": 1
-    }  # fmt: skip
 
 
 @on_virtual_time
@@ -415,54 +316,6 @@ async def until_the_server_has(client: httpx2.AsyncClient, pending: int) -> Any:
     return await read_stats(
         client
     )  # an operation is gone a moment before its handler has counted it
-
-
-@pytest.mark.slow
-@on_asyncio
-async def test_real_connection_answers_no_deadline_early() -> None:
-    async def poll(client: httpx2.AsyncClient, timeout: float) -> None:
-        started = time.monotonic()
-        answer = (await client.get(f"/topics/news?timeout={timeout}")).json()
-        assert time.monotonic() - started >= timeout
-        assert answer["ending"] == "deadline"
-        assert answer["late"] >= 0
-
-    async with board_at_work() as (_, client):
-        await asyncio.gather(*(poll(client, number * 0.0101) for number in range(30)))
-
-
-@pytest.mark.slow
-@on_asyncio
-async def test_message_over_real_connection_answers_open_polls() -> None:
-    async with board_at_work() as (_, client):
-        polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(20)]
-        await until_the_server_has(client, 20)
-        await client.post("/topics/news", content="hello")
-        for response in await asyncio.gather(*polls):
-            assert response.json() == {"messages": ["hello"], "next": 1, "ending": "event"}
-        statistics = await until_the_server_has(client, 0)
-        assert statistics["endings"] == {"event": 20, "deadline": 0, "gone": 0, "stopped": 0}
-
-
-@pytest.mark.slow
-@on_asyncio
-async def test_a_client_that_hangs_up_frees_its_operation() -> None:
-    async with board_at_work() as (_, client):
-        writers = []
-        for _ in range(10):
-            _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-            writer.write(b"GET /topics/news?timeout=60 HTTP/1.1\r\nHost: board\r\n\r\n")
-            writers.append(writer)
-        await until_the_server_has(client, 10)
-        for writer in writers[:7]:
-            writer.close()
-        statistics = await until_the_server_has(client, 3)
-        assert statistics["endings"] == {"event": 0, "deadline": 0, "gone": 7, "stopped": 0}
-        for writer in writers[7:]:
-            writer.transport.abort()  # a reset, as from a client that crashed
-        statistics = await until_the_server_has(client, 0)
-        assert statistics["endings"]["gone"] == 10
-        assert statistics["purgatory"]["watched"] == 0
 
 
 @pytest.mark.slow
