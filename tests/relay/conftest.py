@@ -2,20 +2,36 @@
 loops that services run on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
-from loops import LOOP_FACTORIES, LoopFactory
-from servers import SERVERS, place
+from loops import CURRENT, LOOP_FACTORIES, LoopFactory
+from servers import SERVERS, TIMEOUT, PostgresServer, place, postgres_server
+
+from purgatory.relay import Relay
+
+KIND_OF_LOOP = os.environ.get("PURGATORY_RELAY_LOOP", "asyncio")
+"""`PURGATORY_RELAY_LOOP=uvloop` moves the tests to uvloop."""
+
+prefixes = count(1)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], Any]]:
+    """asyncio's loop, and uvloop's for tests with `servers.on_both_loops`."""
+    marker = item.get_closest_marker("asyncio")
+    kinds = marker.kwargs.get("loop_factories", [KIND_OF_LOOP]) if marker else [KIND_OF_LOOP]
+    return {kind: partial(CURRENT.new_loop, kind) for kind in kinds}
 
 
 @pytest.fixture
-def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
-    """asyncio's loop, and uvloop's for tests with `servers.on_both_loops`.
-    `PURGATORY_RELAY_LOOP=uvloop` moves the other tests to uvloop."""
-    return LOOP_FACTORIES[
-        getattr(request, "param", os.environ.get("PURGATORY_RELAY_LOOP", "asyncio"))
-    ]
+def loop_factory() -> LoopFactory:
+    return LOOP_FACTORIES[KIND_OF_LOOP]
 
 
 @pytest.fixture(
@@ -26,3 +42,29 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """The address of a store of each kind."""
     with place(request.param, tmp_path_factory.mktemp("relay")) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        server.run("CREATE ROLE app LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE owner LOGIN")
+        yield server
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix that no other test has."""
+    return f"test{next(prefixes)}"
+
+
+@pytest.fixture
+def relay(url: str, prefix: str) -> Callable[..., Relay]:
+    """Makes relays on one store, which is empty."""
+    return lambda **options: Relay(
+        url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": TIMEOUT, **options}
+    )
+
+
+@pytest.fixture
+def file_relay(tmp_path: Path) -> Callable[..., Relay]:
+    return lambda **options: Relay(f"file://{tmp_path}/app", **{"timeout": TIMEOUT, **options})

@@ -4,9 +4,9 @@ processes and the store.
     python tests/relay/relay_oracle.py [--seconds 60] [--store redis] [--processes 4] [--keys 50]
     [--forget-after 1] [--seed N] [--rollbacks]
 
-Unlike the soak it does not use the relays' statistics. Each process notes its steps in a file, and
-this program notes the faults. `oracle_judge` finds the errors from these notes alone: answers that
-were missed, early or invented, versions that repeat or fall, and replies that were settled twice,
+Each process notes its steps in a file, and this program notes the faults. `oracle_judge` finds the
+errors from these notes alone: answers that were missed, early or invented, versions that repeat or
+fall, and replies that were settled twice,
 not received, or received too late. It prints a row for each store and exits with 1 after any error.
 """
 
@@ -20,7 +20,6 @@ import sqlite3
 import sys
 import tempfile
 import time
-from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,8 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from oracle_judge import COUNTED, Fault, Notes, Times, Verdict, judge, lines_of
 from oracle_replies import judge_replies
-from relay_soak import connections_killed, remove, remove_sockets
-from servers import NatsServer, PostgresServer, RedisCluster, RedisServer
+from servers import FileStore, NatsServer, PostgresServer, RedisCluster, RedisServer
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 RESYNC = 1.5
@@ -153,7 +151,12 @@ async def paused(run: Run) -> None:
 
 async def cut(run: Run) -> None:
     with run.fault("cut"):
-        await connections_killed(run.store)
+        if isinstance(run.store, RedisServer):
+            for kind in ("pubsub", "normal"):
+                run.store.ask("CLIENT", "KILL", "TYPE", kind)
+        else:
+            await asyncio.to_thread(run.store.end_relays)
+        await asyncio.sleep(0.3)
 
 
 async def flushed(run: Run) -> None:
@@ -167,7 +170,9 @@ async def flushed(run: Run) -> None:
 
 async def deleted(run: Run) -> None:
     with run.fault("deleted", is_lossy=True, is_new_epoch=True) as fault:
-        remove(run.store)
+        folder = run.store.folder
+        if folder.exists():  # in one step: SQLite breaks if files are deleted one by one
+            shutil.rmtree(folder.rename(folder.with_name(f"gone-{time.monotonic_ns()}")))
         fault.ended = (
             time.monotonic() + run.options.promise
         )  # until then some processes write to the old files
@@ -187,13 +192,8 @@ async def rows_deleted(run: Run) -> None:
     """Deletes the versions and replies of some keys behind the store's back."""
     with run.fault("rows deleted", is_lossy=True, is_new_epoch=True) as fault:
         names = [f"key{random.randrange(run.options.keys)}" for _ in range(3)]
-        await asyncio.to_thread(delete_rows, run, names)
+        await asyncio.to_thread(run.store.delete_rows, "purgatory", *names)
         fault.ended = time.monotonic() + run.options.promise
-
-
-def database_of(run: Run) -> sqlite3.Connection:
-    [path] = run.store.glob("purgatory.*.sqlite")
-    return sqlite3.connect(path, timeout=60.0)
 
 
 def back_up(run: Run) -> Callable[[], None]:
@@ -229,12 +229,15 @@ def back_up(run: Run) -> Callable[[], None]:
     if isinstance(run.store, NatsServer):
         backups = asyncio.run(snapshots(run.url))
         return lambda: asyncio.run(restored(run.url, backups))
-    database, kept_database = database_of(run), sqlite3.connect(":memory:", check_same_thread=False)
+    database, kept_database = (
+        run.store.database("purgatory"),
+        sqlite3.connect(":memory:", check_same_thread=False),
+    )
     database.backup(kept_database)
     database.close()
 
     def restore_file() -> None:
-        live = database_of(run)
+        live = run.store.database("purgatory")
         kept_database.backup(live)
         live.close()
         kept_database.close()
@@ -299,29 +302,10 @@ async def restored(url: str, backups: list[StreamBackup]) -> None:
         await client.close()
 
 
-def delete_rows(run: Run, names: list[str]) -> None:
-    if isinstance(run.store, RedisServer):
-        for name in names:
-            run.store.ask("HDEL", "{purgatory}:versions", f"v:{name}")
-            run.store.ask("ZREM", "{purgatory}:order", f"v:{name}")
-    elif isinstance(run.store, PostgresServer):
-        keys = ", ".join(f"'{name}'" for name in names)
-        run.store.run(f"DELETE FROM purgatory_versions WHERE key IN ({keys})")
-    elif isinstance(run.store, NatsServer):
-        for name in names:
-            key = urlsafe_b64encode(name.encode()).decode().rstrip("=")
-            filter_ = f'{{"filter":"purgatory_versions.key.={key}"}}'
-            run.store.publish("$JS.API.STREAM.PURGE.purgatory_versions", filter_)
-    else:
-        database = database_of(run)
-        with database:
-            database.executemany("DELETE FROM versions WHERE key = ?", [(name,) for name in names])
-        database.close()
-
-
 async def unheard(run: Run) -> None:
     with run.fault("sockets deleted"):
-        remove_sockets(run.store)
+        for path in run.store.folder.glob("*.sock"):
+            path.unlink(missing_ok=True)
 
 
 FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
@@ -368,8 +352,7 @@ async def disturb_processes(run: Run, end: float) -> None:
 async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
     """The address of a store, and its server or folder."""
     with tempfile.TemporaryDirectory(prefix="oracle-") as temporary:
-        folder = Path(temporary) / "app"
-        server: Any = None
+        server: Any = FileStore(Path(temporary) / "app")
         if kind == "redis":
             server = RedisServer(Path(temporary), "--appendonly", "yes", "--appendfsync", "always")
         elif kind == "cluster":
@@ -379,11 +362,13 @@ async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
         elif kind == "nats":
             server = NatsServer(Path(temporary))
         try:
-            yield server.start().url if server else f"file://{folder}", server or folder
+            if kind != "file":
+                server.start()
+            yield server.url, server
         finally:
-            if server is not None:
+            if kind != "file":
                 server.kill()
-            if isinstance(server, PostgresServer):
+            if kind == "postgresql":
                 server.remove()
 
 

@@ -5,12 +5,14 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.metadata import files
 from pathlib import Path
 from typing import Self
@@ -29,7 +31,7 @@ KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
 """Parameters of fixtures, by the kind of store; each kind needs a server."""
 
-on_both_loops = pytest.mark.parametrize("loop_factory", ["asyncio", "uvloop"], indirect=True)
+on_both_loops = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 """Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this
 folder run on asyncio's only."""
 
@@ -49,6 +51,22 @@ def is_listening(port: int) -> bool:
 def state_of(stat: Path) -> str:
     """State of a thread as a letter (R, S, T, ...), by Linux's proc(5)."""
     return stat.read_text().rpartition(")")[2].split()[0]
+
+
+class FileStore:
+    """A folder, as the store of relays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, f"file://{folder}"
+
+    def database(self, prefix: str) -> sqlite3.Connection:
+        [path] = self.folder.glob(f"{prefix}.*.sqlite")
+        return sqlite3.connect(path, timeout=TIMEOUT)
+
+    def delete_rows(self, prefix: str, *keys: str) -> None:
+        with closing(self.database(prefix)) as database, database:
+            names = [(key,) for key in keys]
+            database.executemany("DELETE FROM versions WHERE key = ?", names)
 
 
 class Server:
@@ -133,6 +151,12 @@ class RedisServer(Server):
             )
             client.sendall(b"*%d\r\n%s" % (len(words), parts))
             return client.recv(1 << 16)
+
+    def delete_rows(self, prefix: str, *keys: str) -> None:
+        """Deletes versions behind the store's back, as `delete_rows` of the other servers do."""
+        for key in keys:
+            self.ask("HDEL", f"{{{prefix}}}:versions", f"v:{key}")
+            self.ask("ZREM", f"{{{prefix}}}:order", f"v:{key}")
 
     def is_ready(self) -> bool:
         return super().is_ready() and self.ask("PING").startswith(b"+PONG")
@@ -254,6 +278,15 @@ class PostgresServer(Server):
         command = [self._binaries() / "psql", "-v", "ON_ERROR_STOP=1", "-Atqc", statement, url]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+    def delete_rows(self, prefix: str, *keys: str) -> None:
+        names = ", ".join(f"'{key}'" for key in keys)
+        self.run(f"DELETE FROM {prefix}_versions WHERE key IN ({names})")
+
+    def end_relays(self) -> None:
+        """Ends all connections of relays."""
+        relays = "FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        self.run(f"SELECT pg_terminate_backend(pid) {relays}")
+
     def is_ready(self) -> bool:
         """Whether the server accepts connections and has started up."""
         if not super().is_ready():
@@ -338,6 +371,12 @@ class NatsServer(Server):
             ],
             port,
         )
+
+    def delete_rows(self, prefix: str, *keys: str) -> None:
+        for key in keys:
+            name = urlsafe_b64encode(key.encode()).decode().rstrip("=")
+            filter_ = f'{{"filter":"{prefix}_versions.key.={name}"}}'
+            self.publish(f"$JS.API.STREAM.PURGE.{prefix}_versions", filter_)
 
     def publish(self, subject: str, payload: str = "") -> None:
         """Sends a message, for instance a JetStream request, and waits until the server has it."""

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from loops import Runner
 from relay_waits import knows, until
 from servers import SERVERS, TIMEOUT, place
 from test_versions import Worker
@@ -81,106 +80,94 @@ async def waiting(relay: Relay, seen: int) -> AsyncIterator[asyncio.Task[int]]:
     await asyncio.wait([task])
 
 
-def test_change_without_bump_is_not_announced(
-    run: Runner, url: str, code: Path, orders: sqlite3.Connection
+async def test_change_without_bump_is_not_announced(
+    url: str, code: Path, orders: sqlite3.Connection
 ) -> None:
-    async def main() -> None:
-        async with Relay(url, timeout=TIMEOUT, resync=0.2) as relay:
-            seen = await relay.bump("orders/7")
-            async with waiting(relay, seen) as task:
-                await kill_worker("plain", "before", url, str(code / "orders.sqlite"), code)
-                assert state(orders) == "paid"
-                tag = f'W/"{relay.epoch}-{seen}"'
-                for _ in range(2):  # although a resync has read the store meanwhile
-                    request = await Worker(relay, key="orders/7").ask(tag, b"wait=0.3").done()
-                    assert (request.status, request.headers["etag"]) == (304, tag)
-                assert not task.done()
-                assert await relay.bump("orders/7") == await task
-
-    run(main)
+    async with Relay(url, timeout=TIMEOUT, resync=0.2) as relay:
+        seen = await relay.bump("orders/7")
+        async with waiting(relay, seen) as task:
+            await kill_worker("plain", "before", url, str(code / "orders.sqlite"), code)
+            assert state(orders) == "paid"
+            tag = f'W/"{relay.epoch}-{seen}"'
+            for _ in range(2):  # although a resync has read the store meanwhile
+                request = await Worker(relay, key="orders/7").ask(tag, b"wait=0.3").done()
+                assert (request.status, request.headers["etag"]) == (304, tag)
+            assert not task.done()
+            assert await relay.bump("orders/7") == await task
 
 
-def test_row_version_is_read_despite_lost_bump(
-    run: Runner, url: str, code: Path, orders: sqlite3.Connection
+async def test_row_version_is_read_despite_lost_bump(
+    url: str, code: Path, orders: sqlite3.Connection
 ) -> None:
-    async def main() -> None:
-        block = load(code / "own_versions.py")
-        async with Relay(url, timeout=TIMEOUT) as relay:
-            relay.attach(block.changes)
+    block = load(code / "own_versions.py")
+    async with Relay(url, timeout=TIMEOUT) as relay:
+        relay.attach(block.changes)
 
-            async def poll() -> tuple[str, int]:
-                while True:
-                    with contextlib.suppress(OperationTimeout):
-                        found: tuple[str, int] = await block.changed(orders, 7, 1, 0.5)
-                        return found
+        async def poll() -> tuple[str, int]:
+            while True:
+                with contextlib.suppress(OperationTimeout):
+                    found: tuple[str, int] = await block.changed(orders, 7, 1, 0.5)
+                    return found
 
-            polling = asyncio.create_task(poll())
-            await kill_worker("own_versions", "before", url, str(code / "orders.sqlite"), code)
-            assert await polling == ("paid", 2)  # the wait that was open, at its deadline
-            assert await block.changed(orders, 7, 1, TIMEOUT) == ("paid", 2)
-            with pytest.raises(OperationTimeout):
-                await block.changed(orders, 7, 2, 0.0)
-            later = asyncio.create_task(block.changed(orders, 7, 2, TIMEOUT))
-            await until(lambda: block.changes.pending == 1)
-            await block.pay(orders, relay, 7)
-            assert await later == ("paid", 3)
-
-    run(main)
+        polling = asyncio.create_task(poll())
+        await kill_worker("own_versions", "before", url, str(code / "orders.sqlite"), code)
+        assert await polling == ("paid", 2)  # the wait that was open, at its deadline
+        assert await block.changed(orders, 7, 1, TIMEOUT) == ("paid", 2)
+        with pytest.raises(OperationTimeout):
+            await block.changed(orders, 7, 2, 0.0)
+        later = asyncio.create_task(block.changed(orders, 7, 2, TIMEOUT))
+        await until(lambda: block.changes.pending == 1)
+        await block.pay(orders, relay, 7)
+        assert await later == ("paid", 3)
 
 
 @pytest.mark.parametrize("place", ["committed", "before", "after"])
-def test_outbox_announces_after_crash(
-    run: Runner, url: str, code: Path, orders: sqlite3.Connection, place: str
+async def test_outbox_announces_after_crash(
+    url: str, code: Path, orders: sqlite3.Connection, place: str
 ) -> None:
-    async def main() -> None:
-        block = load(code / "outbox.py")
-        orders.execute(block.TABLE)
-        orders.commit()
-        noted = "SELECT count(*) FROM outbox"
-        async with Relay(url, timeout=TIMEOUT) as relay:
-            seen = await relay.version("orders/7")
-            async with waiting(relay, seen) as task:
-                await kill_worker("outbox", place, url, str(code / "orders.sqlite"), code)
-                assert (state(orders), orders.execute(noted).fetchone()) == ("paid", (1,))
-                announcing = asyncio.create_task(block.keep_announcing(orders, relay))
-                assert await task > seen
-                await until(lambda: orders.execute(noted).fetchone() == (0,))
-                repeated = place == "after"
-                assert await relay.version("orders/7") == seen + 1 + repeated
-                announcing.cancel()
-
-    run(main)
+    block = load(code / "outbox.py")
+    orders.execute(block.TABLE)
+    orders.commit()
+    noted = "SELECT count(*) FROM outbox"
+    async with Relay(url, timeout=TIMEOUT) as relay:
+        seen = await relay.version("orders/7")
+        async with waiting(relay, seen) as task:
+            await kill_worker("outbox", place, url, str(code / "orders.sqlite"), code)
+            assert (state(orders), orders.execute(noted).fetchone()) == ("paid", (1,))
+            announcing = asyncio.create_task(block.keep_announcing(orders, relay))
+            assert await task > seen
+            await until(lambda: orders.execute(noted).fetchone() == (0,))
+            repeated = place == "after"
+            assert await relay.version("orders/7") == seen + 1 + repeated
+            announcing.cancel()
 
 
-def test_outbox_keeps_what_is_noted_while_announcing(
-    run: Runner, tmp_path: Path, code: Path, orders: sqlite3.Connection
+async def test_outbox_keeps_what_is_noted_while_announcing(
+    tmp_path: Path, code: Path, orders: sqlite3.Connection
 ) -> None:
-    async def main() -> None:
-        block = load(code / "outbox.py")
-        orders.execute(block.TABLE)
-        block.pay(orders, 7)
+    block = load(code / "outbox.py")
+    orders.execute(block.TABLE)
+    block.pay(orders, 7)
 
-        class Slow:
-            async def bump(self, key: str) -> None:
-                other.execute("DELETE FROM outbox")  # as another worker that announced it, too
-                other.commit()
-                block.pay(other, 7)
+    class Slow:
+        async def bump(self, key: str) -> None:
+            other.execute("DELETE FROM outbox")  # as another worker that announced it, too
+            other.commit()
+            block.pay(other, 7)
 
-        class Away:
-            async def bump(self, key: str) -> None:
-                raise RelayUnavailable("away")
+    class Away:
+        async def bump(self, key: str) -> None:
+            raise RelayUnavailable("away")
 
-        with contextlib.closing(sqlite3.connect(tmp_path / "orders.sqlite")) as other:
-            slow: Any = Slow()
-            await block.announce(orders, slow)
-        away: Any = Away()
-        announcing = asyncio.create_task(block.keep_announcing(orders, away))
-        await asyncio.sleep(0.1)
-        assert not announcing.done()
-        announcing.cancel()
-        assert orders.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
-
-    run(main)
+    with contextlib.closing(sqlite3.connect(tmp_path / "orders.sqlite")) as other:
+        slow: Any = Slow()
+        await block.announce(orders, slow)
+    away: Any = Away()
+    announcing = asyncio.create_task(block.keep_announcing(orders, away))
+    await asyncio.sleep(0.1)
+    assert not announcing.done()
+    announcing.cancel()
+    assert orders.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
 
 
 @pytest.fixture(scope="module", params=[SERVERS["postgresql"], SERVERS["pgbouncer"]])
@@ -204,43 +191,37 @@ async def table(postgres: str) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("place", ["before", "after", "committed"])
-def test_transaction_announces_exactly_what_it_commits(
-    run: Runner, postgres: str, code: Path, place: str
+async def test_transaction_announces_exactly_what_it_commits(
+    postgres: str, code: Path, place: str
 ) -> None:
-    async def main() -> None:
-        block: ModuleType = load(code / "in_one_transaction.py")
-        async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
-            seen = await relay.version("orders/7")
-            async with waiting(relay, seen) as task:
-                await kill_worker("in_one_transaction", place, postgres, postgres, code)
-                found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
-                if place == "committed":
-                    assert found == "paid"
-                else:
-                    assert found == "new" and not task.done()
-                    assert await relay.version("orders/7") == seen
-                    await block.pay(connection, relay, 7)  # the repeated request holds no lock
-                assert await task == seen + 1
-
-    run(main)
+    block: ModuleType = load(code / "in_one_transaction.py")
+    async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
+        seen = await relay.version("orders/7")
+        async with waiting(relay, seen) as task:
+            await kill_worker("in_one_transaction", place, postgres, postgres, code)
+            found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
+            if place == "committed":
+                assert found == "paid"
+            else:
+                assert found == "new" and not task.done()
+                assert await relay.version("orders/7") == seen
+                await block.pay(connection, relay, 7)  # the repeated request holds no lock
+            assert await task == seen + 1
 
 
 @pytest.mark.parametrize("place", ["before", "after", "committed"])
-def test_transaction_delivers_exactly_what_it_commits(
-    run: Runner, postgres: str, code: Path, place: str
+async def test_transaction_delivers_exactly_what_it_commits(
+    postgres: str, code: Path, place: str
 ) -> None:
-    async def main() -> None:
-        async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
-            await connection.execute("DELETE FROM purgatory_settled")
-            task = asyncio.create_task(relay.receive("payments/7", TIMEOUT))
-            await kill_worker("reply", place, postgres, postgres, code)
-            found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
-            if place == "committed":
-                assert (found, await task) == ("paid", b"paid")
-                assert not await relay.deliver("payments/7", b"second", ttl=60)
-            else:
-                assert found == "new" and not task.done()
-                assert await relay.deliver("payments/7", b"second", ttl=60)
-                assert await task == b"second"
-
-    run(main)
+    async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
+        await connection.execute("DELETE FROM purgatory_settled")
+        task = asyncio.create_task(relay.receive("payments/7", TIMEOUT))
+        await kill_worker("reply", place, postgres, postgres, code)
+        found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
+        if place == "committed":
+            assert (found, await task) == ("paid", b"paid")
+            assert not await relay.deliver("payments/7", b"second", ttl=60)
+        else:
+            assert found == "new" and not task.done()
+            assert await relay.deliver("payments/7", b"second", ttl=60)
+            assert await task == b"second"

@@ -7,14 +7,14 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from loops import Runner
 from relay_waits import knows
 from servers import TIMEOUT
 
@@ -61,111 +61,131 @@ async def refused(folder: Path, match: str) -> None:
     assert time.monotonic() < begun + TIMEOUT / 2  # it was not retried
 
 
-def test_names_in_the_database_are_no_paths(run: Runner, tmp_path: Path) -> None:
+async def test_names_in_the_database_are_no_paths(tmp_path: Path) -> None:
     folder, precious = tmp_path / "app", tmp_path / "precious"
     near = folder / "purgatory.0123456789abcdef.sock"  # our own form, but no socket
     names = ["../precious", str(precious), "../foreign.sock", str(tmp_path / "foreign.sock")]
     names += [f"{near.name}/../../precious", f"{near.name}\n", near.name, "", ".", "a\0b"]
-
-    async def main() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
-            foreign.bind(str(tmp_path / "foreign.sock"))
-            foreign.setblocking(False)
-            async with Relay(f"file://{folder}") as relay:
-                for path in (precious, near):
-                    path.write_text("mine")
-                with sqlite3.connect(database_of(folder)) as database:
-                    rows = [(name,) for name in names]
-                    database.executemany("INSERT INTO listeners VALUES (?)", rows)
-                    database.execute("INSERT INTO listeners VALUES (?)", (b"purgatory",))
-                database.close()
-                for number in range(1, 4):
-                    assert await relay.bump("a") == number
-                await relay._store.send(b'"a probe"')
-                await relay._store.renew(relay.epoch)
-                assert precious.read_text() == near.read_text() == "mine"
-                assert (tmp_path / "foreign.sock").is_socket()
-                with pytest.raises(BlockingIOError):
-                    foreign.recv(1)
-
-    run(main)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
+        foreign.bind(str(tmp_path / "foreign.sock"))
+        foreign.setblocking(False)
+        async with Relay(f"file://{folder}") as relay:
+            for path in (precious, near):
+                path.write_text("mine")
+            with sqlite3.connect(database_of(folder)) as database:
+                rows = [(name,) for name in names]
+                database.executemany("INSERT INTO listeners VALUES (?)", rows)
+                database.execute("INSERT INTO listeners VALUES (?)", (b"purgatory",))
+            database.close()
+            for number in range(1, 4):
+                assert await relay.bump("a") == number
+            await relay._store.send(b'"a probe"')
+            await relay._store.renew(relay.epoch)
+            assert precious.read_text() == near.read_text() == "mine"
+            assert (tmp_path / "foreign.sock").is_socket()
+            with pytest.raises(BlockingIOError):
+                foreign.recv(1)
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o755, 0o700])
-def test_folder_of_another_user_is_refused(run: Runner, sticky: Path, mode: int) -> None:
-    folder = sticky / "app"
+def others_folder(folder: Path, mode: int = 0o777) -> Path:
     with another_user():
         folder.mkdir()
         folder.chmod(mode)
         with sqlite3.connect(database_of(folder)) as database:
             database.execute("CREATE TABLE keys (name)")
         database.close()
-    before = sorted(folder.iterdir())
-    run(lambda: refused(folder, "expected a folder of this user"))
-    assert sorted(folder.iterdir()) == before
+    return folder
+
+
+def others_link(folder: Path) -> Path:
+    (folder.parent / "home").mkdir()
+    with another_user():
+        folder.symlink_to(folder.parent / "home")
+    return folder
+
+
+def database(folder: Path, owner: int = -1, mode: int = 0o600, content: bytes = b"") -> Path:
+    folder.mkdir()
+    database_of(folder).write_bytes(content)
+    database_of(folder).chmod(mode)
+    if os.geteuid() != 0:
+        unavailable("needs root, to act as another user")
+    os.chown(database_of(folder), owner, -1)
+    return folder
+
+
+def foreign_database(folder: Path) -> Path:
+    folder.mkdir()
+    with sqlite3.connect(database_of(folder)) as theirs:
+        theirs.execute("CREATE TABLE accounts (name TEXT)")
+    theirs.close()
+    return folder
+
+
+def linked_database(folder: Path) -> Path:
+    folder.mkdir()
+    database_of(folder).symlink_to(folder / "target")
+    return folder
+
+
+PLACES: list[tuple[Callable[[Path], Path], str]] = [
+    (others_folder, "expected a folder of this user"),
+    (partial(others_folder, mode=0o700), "expected a folder of this user"),
+    (others_link, "expected a folder, not a link"),
+    (lambda folder: folder.parent, "others may not write, got mode 1777"),
+    (partial(database, owner=NOBODY), "expected a file of this user"),
+    (partial(database, mode=0o666), "expected a file of this user"),
+    (partial(database, content=b"a text that is no database" * 100), "not a database"),
+    (foreign_database, "not a relay's database, and was left alone"),
+    (linked_database, "is a symbolic link, and was left alone"),
+]
+
+
+def content(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """The files below a folder, by their paths, without the lock that relays hold."""
+    return {
+        path: (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+        if path.name != "purgatory.lock"
+    }
+
+
+@pytest.mark.parametrize(("make", "match"), PLACES, ids=[match for _, match in PLACES])
+async def test_place_of_others_is_left_alone(
+    sticky: Path, make: Callable[[Path], Path], match: str
+) -> None:
+    used = make(sticky / "app")
+    before = content(sticky)
+    await refused(used, match)
+    assert content(sticky) == before
 
 
 @pytest.mark.parametrize("part", ["folder", "folder with database", "database", "parent"])
-def test_missing_right_to_write_is_named(run: Runner, sticky: Path, part: str) -> None:
+async def test_missing_right_to_write_is_named(sticky: Path, part: str) -> None:
     folder = sticky / "app"
     with another_user():
         folder.mkdir(mode=0o700)
         if "database" in part:
-            run(lambda: opened(folder))
+            async with Relay(f"file://{folder}", timeout=TIMEOUT):
+                pass
         readonly = database_of(folder) if part == "database" else folder
         readonly.chmod(0o400 if part == "database" else 0o500)
         needs = re.escape(f"this user ({NOBODY}) needs the rights to read and write {readonly}: ")
         used = folder / "sub" / "sub" if part == "parent" else folder
         try:
-            run(lambda: refused(used, f"cannot use file://{used}: {needs}"))
+            await refused(used, f"cannot use file://{used}: {needs}")
         finally:
             folder.chmod(0o700)
 
 
-async def opened(folder: Path) -> None:
-    async with Relay(f"file://{folder}", timeout=TIMEOUT):
-        pass
-
-
-def test_link_of_another_user_is_refused(run: Runner, sticky: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    with another_user():
-        (sticky / "app").symlink_to(tmp_path / "home")
-    run(lambda: refused(sticky / "app", "expected a folder, not a link"))
-    assert not list((tmp_path / "home").iterdir())
-
-
-def test_folder_open_to_everyone_is_refused(run: Runner, sticky: Path) -> None:
-    run(lambda: refused(sticky, "others may not write, got mode 1777"))
-    assert not list(sticky.iterdir())
-
-
-@pytest.mark.parametrize(("owner", "mode"), [(NOBODY, 0o600), (0, 0o666)])
-def test_database_that_others_can_write_is_refused(
-    run: Runner, tmp_path: Path, owner: int, mode: int
-) -> None:
-    path = database_of(tmp_path)
-    path.touch()
-    path.chmod(mode)
-    if os.geteuid() != 0:
-        unavailable("needs root, to act as another user")
-    os.chown(path, owner, -1)
-    run(lambda: refused(tmp_path, "expected a file of this user"))
-    assert path.read_bytes() == b""
-
-
-def test_folder_without_rights_is_refused_at_once(run: Runner, sticky: Path) -> None:
+async def test_folder_without_rights_is_refused_at_once(sticky: Path) -> None:
     (sticky / "root").mkdir(mode=0o755)
-
-    def main() -> Any:
-        return refused(sticky / "root" / "app", "Permission denied")
-
     with another_user():
-        run(main)
+        await refused(sticky / "root" / "app", "Permission denied")
 
 
-def test_symlinked_socket_keeps_mode_of_its_target(
-    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_symlinked_socket_keeps_mode_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precious, folder, modes = tmp_path / "precious", tmp_path / "app", set[int]()
     precious.touch(mode=0o600)
@@ -183,55 +203,53 @@ def test_symlinked_socket_keeps_mode_of_its_target(
 
     made = _file.datagram_socket
     monkeypatch.setattr(_file, "datagram_socket", datagram_socket)
-
-    async def main() -> None:
-        before = os.umask(0)
-        try:
-            with pytest.raises(RelayUnavailable):  # its probe does not come back
-                async with Relay(f"file://{folder}", timeout=0.5) as relay:
-                    raise RelayUnavailable(str(relay))
-        finally:
-            os.umask(before)
-
-    run(main)
+    before = os.umask(0)
+    try:
+        with pytest.raises(RelayUnavailable):  # its probe does not come back
+            async with Relay(f"file://{folder}", timeout=0.5) as relay:
+                raise RelayUnavailable(str(relay))
+    finally:
+        os.umask(before)
     assert precious.stat().st_mode & 0o7777 == 0o600
     assert modes == {0o660}
 
 
-def test_database_that_is_being_closed_is_kept(run: Runner, tmp_path: Path) -> None:
+async def test_files_are_private_below_a_long_path(tmp_path: Path) -> None:
+    """The path is longer than that of a socket may be."""
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+    before = os.umask(0)
+    try:
+        async with Relay(f"file://{folder}") as here, Relay(f"file://{folder}") as there:
+            waiting = asyncio.create_task(here.wait("a", 0))
+            await knows(here, "a")
+            assert await there.bump("a") == await waiting == 1
+            assert [path for path in folder.iterdir() if path.stat().st_mode & 0o007] == []
+            assert folder.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+
+
+async def test_database_that_is_being_closed_is_kept(tmp_path: Path) -> None:
     """SQLite deletes the `-wal` a moment before the `-shm`."""
-
-    epochs: list[str] = []
-
-    async def write() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            assert await relay.advance("a", 40) == 40
-            epochs.append(relay.epoch)
-
-    async def read() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            assert await relay.version("a") == 40
-            assert [relay.epoch] == epochs
-
-    run(write)
+    async with Relay(f"file://{tmp_path}") as relay:
+        assert await relay.advance("a", 40) == 40
+        epoch = relay.epoch
     Path(f"{database_of(tmp_path)}-shm").write_bytes(bytes(1 << 15))
-    run(read)
+    async with Relay(f"file://{tmp_path}") as relay:
+        assert await relay.version("a") == 40
+        assert relay.epoch == epoch
 
 
 @pytest.mark.parametrize("letter", ["ü", "\x01", "a"])
-def test_changes_of_large_keys_arrive_without_resync(
-    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, letter: str
+async def test_changes_of_large_keys_arrive_without_resync(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, letter: str
 ) -> None:
     size = 512 // len(letter.encode())
     keys = [f"{number:02}".ljust(size - 2, letter) for number in range(100)]
-
-    async def main() -> None:
-        url = f"file://{tmp_path}/app"
-        async with Relay(url, resync=TIMEOUT) as here, Relay(url) as there:
-            waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
-            await knows(here, *keys)
-            assert await asyncio.gather(*(there.bump(key) for key in keys)) == [1] * 100
-            assert await asyncio.gather(*waits) == [1] * 100
-
-    run(main)
+    url = f"file://{tmp_path}/app"
+    async with Relay(url, resync=TIMEOUT) as here, Relay(url) as there:
+        waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
+        await knows(here, *keys)
+        assert await asyncio.gather(*(there.bump(key) for key in keys)) == [1] * 100
+        assert await asyncio.gather(*waits) == [1] * 100
     assert "not a message" not in caplog.text

@@ -13,18 +13,16 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fcntl import LOCK_SH, flock
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import Runner
 from relay_waits import knows, set_timeout, until
 from requirements import need, unavailable
 from servers import TIMEOUT, on_both_loops
 
 from purgatory import RelayUnavailable
-from purgatory.relay import Relay
+from purgatory.relay import Relay, _client
 from purgatory.relay._file import boot_id
 
 
@@ -39,106 +37,70 @@ async def pair(folder: Path, **options: Any) -> AsyncIterator[tuple[Relay, Relay
         yield here, there
 
 
-def test_deleted_sockets_and_database_are_replaced_in_use(run: Runner, tmp_path: Path) -> None:
+async def test_deleted_sockets_and_database_are_replaced_in_use(tmp_path: Path) -> None:
     """As programs that tidy up /tmp do."""
 
     def sockets() -> list[Path]:
         return list(tmp_path.glob("app/*.sock"))
 
-    async def main() -> None:
-        async with pair(tmp_path / "app", resync=0.2) as (here, there):
-            assert await there.bump("a") == 1
-            epoch = there.epoch
-            waiting = asyncio.create_task(here.wait("a", 1))
-            await knows(here, "a")
-            for path in sockets():
-                path.unlink()
-            assert await there.bump("a") == 2
-            assert await waiting == 2
-            shutil.rmtree(tmp_path / "app")
-            (tmp_path / "app").mkdir()
-            waiting = asyncio.create_task(here.wait("a", 2))
-            assert await waiting == 0
-            await until(lambda: here.epoch == there.epoch != epoch)
-            assert await there.bump("a") == 1
-            assert await here.wait("a", 0) == 1
-
-    run(main)
+    async with pair(tmp_path / "app", resync=0.2) as (here, there):
+        assert await there.bump("a") == 1
+        epoch = there.epoch
+        waiting = asyncio.create_task(here.wait("a", 1))
+        await knows(here, "a")
+        for path in sockets():
+            path.unlink()
+        assert await there.bump("a") == 2
+        assert await waiting == 2
+        shutil.rmtree(tmp_path / "app")
+        (tmp_path / "app").mkdir()
+        waiting = asyncio.create_task(here.wait("a", 2))
+        assert await waiting == 0
+        await until(lambda: here.epoch == there.epoch != epoch)
+        assert await there.bump("a") == 1
+        assert await here.wait("a", 0) == 1
 
 
-def test_statements_end_before_their_cursors_are_freed(
-    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyPy frees cursors late, and a statement in progress forbids to commit."""
-    cursors: list[sqlite3.Cursor] = []
-
-    class Connection(sqlite3.Connection):
-        def execute(self, *query: Any) -> sqlite3.Cursor:
-            cursors.append(super().execute(*query))
-            return cursors[-1]
-
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
-
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, there):
-            assert await here.bump("a") == 1
-            assert await there.wait("a", 0) == 1
-            await there.forget("a")
-            assert await here.deliver("a", b"answer", ttl=TIMEOUT)
-            assert await there.receive("a", TIMEOUT) == b"answer"
-            assert not await there.deliver("a", b"other", ttl=TIMEOUT)
-
-    run(main)
-    assert len(cursors) > 20
-
-
-def test_locked_database_does_not_block_the_loop(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, there):
-            await set_timeout(here, 0.5)
-            other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
-            other.execute("BEGIN IMMEDIATE")
-            iterations = 0
-            patient, writing = (
-                asyncio.create_task(there.bump("a")),
-                asyncio.create_task(here.bump("a")),
-            )
-            while not writing.done():
-                await asyncio.sleep(0.001)
-                iterations += 1
-            assert iterations > 5
-            with pytest.raises(RelayUnavailable, match=r"gave no answer within 0.5 s"):
-                await writing
-            assert not patient.done()
-            other.execute("ROLLBACK")
-            other.close()
-            assert await patient >= 1
-
-    run(main)
+async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
+    async with pair(tmp_path / "app") as (here, there):
+        await set_timeout(here, 0.5)
+        other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
+        other.execute("BEGIN IMMEDIATE")
+        iterations = 0
+        patient, writing = (
+            asyncio.create_task(there.bump("a")),
+            asyncio.create_task(here.bump("a")),
+        )
+        while not writing.done():
+            await asyncio.sleep(0.001)
+            iterations += 1
+        assert iterations > 5
+        with pytest.raises(RelayUnavailable, match=r"gave no answer within 0.5 s"):
+            await writing
+        assert not patient.done()
+        other.execute("ROLLBACK")
+        other.close()
+        assert await patient >= 1
 
 
 @on_both_loops
-def test_delayed_listener_finally_receives_everything(run: Runner, tmp_path: Path) -> None:
+async def test_delayed_listener_finally_receives_everything(tmp_path: Path) -> None:
     """Its socket is full after ten messages, on most machines."""
-
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, there):
-            waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
-            await knows(there, *(f"key{number}" for number in range(300)))
-            writer = here._store
-            for number in range(
-                300
-            ):  # in one iteration of the loop, so that no relay receives meanwhile
-                coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
+    async with pair(tmp_path / "app") as (here, there):
+        waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
+        await knows(there, *(f"key{number}" for number in range(300)))
+        writer = here._store
+        for number in range(
+            300
+        ):  # in one iteration of the loop, so that no relay receives meanwhile
+            coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
+            coroutine.send(None)
+            with pytest.raises(StopIteration):
                 coroutine.send(None)
-                with pytest.raises(StopIteration):
-                    coroutine.send(None)
-            assert await asyncio.gather(*waits) == [1] * 300
-
-    run(main)
+        assert await asyncio.gather(*waits) == [1] * 300
 
 
-def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path) -> None:
+async def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     program = f"""if True:
         import asyncio, os, signal
         from purgatory.relay import Relay
@@ -151,22 +113,19 @@ def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path)
     def sockets() -> list[Path]:
         return list(tmp_path.glob("app/*.sock"))
 
-    async def main() -> None:
-        for _ in range(2):
-            child = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-            assert await child.wait() == -signal.SIGKILL
-        assert sockets()
-        async with Relay(f"file://{tmp_path}/app") as here:
-            assert len(sockets()) == 1
-            await here.bump("a")
-            rows = here._store._database.execute("SELECT * FROM listeners").fetchall()  # type: ignore[attr-defined]
-            assert len(rows) == 1
-        assert not sockets()
-
-    run(main)
+    for _ in range(2):
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+        assert await child.wait() == -signal.SIGKILL
+    assert sockets()
+    async with Relay(f"file://{tmp_path}/app") as here:
+        assert len(sockets()) == 1
+        await here.bump("a")
+        rows = here._store._database.execute("SELECT * FROM listeners").fetchall()  # type: ignore[attr-defined]
+        assert len(rows) == 1
+    assert not sockets()
 
 
-def test_foreign_files_with_similar_names_are_kept(run: Runner, tmp_path: Path) -> None:
+async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None:
     boot = boot_id()
     notes, other = tmp_path / "purgatory.notes.sqlite", tmp_path / "purgatory.01234567.sqlite"
     text, link = (
@@ -182,147 +141,92 @@ def test_foreign_files_with_similar_names_are_kept(run: Runner, tmp_path: Path) 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
         foreign.bind(str(tmp_path / "purgatory.foreign.sock"))
     link.symlink_to(tmp_path / "purgatory.foreign.sock")
-
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}/first"):
-            shutil.copy(tmp_path / "first" / f"purgatory.{boot}.sqlite", old)
-        for path in (notes, other, old):
-            os.utime(path, (0, 0))
-        async with Relay(f"file://{tmp_path}"):
-            assert not old.exists()
-            assert not log.exists()
-
-    run(main)
+    async with Relay(f"file://{tmp_path}/first"):
+        shutil.copy(tmp_path / "first" / f"purgatory.{boot}.sqlite", old)
+    for path in (notes, other, old):
+        os.utime(path, (0, 0))
+    async with Relay(f"file://{tmp_path}"):
+        assert not old.exists()
+        assert not log.exists()
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
 
 
-def test_symlinked_database_is_refused(run: Runner, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    (tmp_path / f"purgatory.{boot_id()}.sqlite").symlink_to(target)
-
-    async def main() -> None:
-        with pytest.raises(ValueError, match="is a symbolic link, and was left alone"):
-            async with Relay(f"file://{tmp_path}"):
-                pass
-        assert not target.exists()
-
-    run(main)
-
-
-def test_store_files_are_private_under_any_umask(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        before = os.umask(0)
-        try:
-            async with pair(tmp_path / "app"):
-                for path in (tmp_path / "app").iterdir():
-                    assert path.stat().st_mode & 0o007 == 0, path
-                assert (tmp_path / "app").stat().st_mode & 0o077 == 0
-        finally:
-            os.umask(before)
-
-    run(main)
-
-
-def test_deleted_log_starts_new_epoch_for_all_processes(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, there):
-            assert await there.advance("a", 40) == 40
-            epoch = here.epoch
-            waiting = asyncio.create_task(here.wait("a", 40))
-            await knows(here, "a")
-            (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
-            async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
-                assert await new.bump("b") == 1
-                assert await there.bump("b") == 2
-                here._follower.resync()
-                here._sync.wake()  # type: ignore[union-attr]
-                assert await waiting == 0
-                await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
-                waiting = asyncio.create_task(new.wait("a", 0))
-                assert await here.bump("a") == 1
-                assert await waiting == 1
-
-    run(main)
-
-
-def test_large_batches_yield_to_the_loop(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, _):
-            loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
-            transact = here._store._transact  # type: ignore[attr-defined]
-
-            def count() -> None:
-                nonlocal iteration
-                iteration += 1
-                loop.call_soon(count)
-
-            async def counted(begin: str, work: Any) -> Any:
-                def counting(database: sqlite3.Connection) -> Any:
-                    transactions[iteration] += 1
-                    return work(database)
-
-                return await transact(begin, counting)
-
-            here._store._transact = counted  # type: ignore[attr-defined]
-            loop.call_soon(count)
-            keys = [f"key{number}" for number in range(3_000)]
-            await asyncio.gather(*(here.bump(key) for key in keys))
-            waits = [asyncio.create_task(here.wait(key, 1)) for key in keys]
-            await knows(here, *keys)
-            await here._store.renew(here.epoch)
+async def test_deleted_log_starts_new_epoch_for_all_processes(tmp_path: Path) -> None:
+    async with pair(tmp_path / "app") as (here, there):
+        assert await there.advance("a", 40) == 40
+        epoch = here.epoch
+        waiting = asyncio.create_task(here.wait("a", 40))
+        await knows(here, "a")
+        (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
+        async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
+            assert await new.bump("b") == 1
+            assert await there.bump("b") == 2
             here._follower.resync()
             here._sync.wake()  # type: ignore[union-attr]
-            assert await asyncio.gather(*waits) == [1] * len(keys)
-            assert transactions.total() > 50
-            assert max(transactions.values()) <= 2  # one reads, one writes
-
-    run(main)
-
-
-def test_full_disk_is_named_and_shown_as_disconnected(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(tmp_path / "app") as (here, there):
-            await set_timeout(here, 0.5)
-            database = here._store._database  # type: ignore[attr-defined]
-            [pages] = database.execute("PRAGMA page_count").fetchone()
-            database.execute(f"PRAGMA max_page_count = {pages}")
-            with pytest.raises(RelayUnavailable, match="database or disk is full"):
-                await asyncio.gather(*(here.bump(f"{number:0512}") for number in range(100)))
-            assert not here.statistics().is_connected
-            assert there.statistics().is_connected
-            database.execute(f"PRAGMA max_page_count = {1000 * pages}")
-            await here.bump("a")
-            assert here.statistics().is_connected
-            trigger = (
-                "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
-            )
-            database.execute(f"CREATE TRIGGER full {trigger}")
-            with pytest.raises(
-                RelayUnavailable,
-                match=r"cannot open the relay: tried for 0.5 s: .*no space is left",
-            ):
-                async with Relay(f"file://{tmp_path}/app", timeout=0.5):
-                    pass
-
-    run(main)
-
-
-def test_folder_path_may_exceed_socket_path_limit(run: Runner, tmp_path: Path) -> None:
-    folder = tmp_path / ("a" * 100) / ("b" * 100)
-
-    async def main() -> None:
-        async with pair(folder) as (here, there):
-            waiting = asyncio.create_task(here.wait("a", 0))
-            await knows(here, "a")
-            await there.bump("a")
+            assert await waiting == 0
+            await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
+            waiting = asyncio.create_task(new.wait("a", 0))
+            assert await here.bump("a") == 1
             assert await waiting == 1
 
-    run(main)
+
+async def test_large_batches_yield_to_the_loop(tmp_path: Path) -> None:
+    async with pair(tmp_path / "app") as (here, _):
+        loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
+        transact = here._store._transact  # type: ignore[attr-defined]
+
+        def count() -> None:
+            nonlocal iteration
+            iteration += 1
+            loop.call_soon(count)
+
+        async def counted(begin: str, work: Any) -> Any:
+            def counting(database: sqlite3.Connection) -> Any:
+                transactions[iteration] += 1
+                return work(database)
+
+            return await transact(begin, counting)
+
+        here._store._transact = counted  # type: ignore[attr-defined]
+        loop.call_soon(count)
+        keys = [f"key{number}" for number in range(3_000)]
+        await asyncio.gather(*(here.bump(key) for key in keys))
+        waits = [asyncio.create_task(here.wait(key, 1)) for key in keys]
+        await knows(here, *keys)
+        await here._store.renew(here.epoch)
+        here._follower.resync()
+        here._sync.wake()  # type: ignore[union-attr]
+        assert await asyncio.gather(*waits) == [1] * len(keys)
+        assert transactions.total() > 50
+        assert max(transactions.values()) <= 2  # one reads, one writes
+
+
+async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> None:
+    async with pair(tmp_path / "app") as (here, there):
+        await set_timeout(here, 0.5)
+        database = here._store._database  # type: ignore[attr-defined]
+        [pages] = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(RelayUnavailable, match="database or disk is full"):
+            await asyncio.gather(*(here.bump(f"{number:0512}") for number in range(100)))
+        assert not here.statistics().is_connected
+        assert there.statistics().is_connected
+        database.execute(f"PRAGMA max_page_count = {1000 * pages}")
+        await here.bump("a")
+        assert here.statistics().is_connected
+        trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
+        database.execute(f"CREATE TRIGGER full {trigger}")
+        with pytest.raises(
+            RelayUnavailable,
+            match=r"cannot open the relay: tried for 0.5 s: .*no space is left",
+        ):
+            async with Relay(f"file://{tmp_path}/app", timeout=0.5):
+                pass
 
 
 BUMP = """
 import asyncio, sys
-from purgatory.relay import Relay
+from purgatory.relay import Relay, _client
 from purgatory.relay._file import boot_id
 
 async def main():
@@ -334,7 +238,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-def test_containers_with_own_boot_ids_share_database(run: Runner, tmp_path: Path) -> None:
+async def test_containers_with_own_boot_ids_share_database(tmp_path: Path) -> None:
     """A container (LXC, systemd-nspawn) has its own boot id, and a mount namespace."""
     unshare = need("unshare", "needs unshare: apt-get install util-linux")
     isolate = [unshare, "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
@@ -343,33 +247,40 @@ def test_containers_with_own_boot_ids_share_database(run: Runner, tmp_path: Path
     (tmp_path / "boot_id").write_text("01234567-89ab-cdef-0123-456789abcdef\n")
     mount = f"mount --bind {tmp_path}/boot_id /proc/sys/kernel/random/boot_id"
     url = f"file://{tmp_path}/app"
-
-    async def main() -> None:
-        async with Relay(url, resync=TIMEOUT, timeout=TIMEOUT) as here:
-            waiting = asyncio.create_task(here.wait("a", 0))
-            await knows(here, "a")
-            script = f'{mount} && exec "$0" "$@"'
-            command = [*isolate, "sh", "-c", script, sys.executable, "-c", BUMP, url]
-            pipe = asyncio.subprocess.PIPE
-            there = await asyncio.create_subprocess_exec(*command, stdout=pipe)
-            assert await waiting == await here.bump("b") == 1
-            assert (await there.communicate())[0].split() == [b"01234567", b"1", b"1"]
-
-    run(main)
+    async with Relay(url, resync=TIMEOUT, timeout=TIMEOUT) as here:
+        waiting = asyncio.create_task(here.wait("a", 0))
+        await knows(here, "a")
+        script = f'{mount} && exec "$0" "$@"'
+        command = [*isolate, "sh", "-c", script, sys.executable, "-c", BUMP, url]
+        pipe = asyncio.subprocess.PIPE
+        there = await asyncio.create_subprocess_exec(*command, stdout=pipe)
+        assert await waiting == await here.bump("b") == 1
+        assert (await there.communicate())[0].split() == [b"01234567", b"1", b"1"]
     assert len(list(tmp_path.glob("app/*.sqlite"))) == 1
 
 
-def test_folder_locked_by_another_machine_is_refused(run: Runner, tmp_path: Path) -> None:
+async def test_folder_locked_by_another_machine_is_refused(tmp_path: Path) -> None:
     """As over a network file system, through which processes see each other's locks only."""
     (tmp_path / "purgatory.lock").write_text("01234567")
+    with (tmp_path / "purgatory.lock").open("rb") as lock:
+        flock(lock, LOCK_SH)
+        with pytest.raises(RelayUnavailable, match=r"01234567 instead .* another machine\?"):
+            async with Relay(f"file://{tmp_path}", timeout=1.0):
+                pass
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
+        assert await relay.bump("a") == 1
 
-    async def main() -> None:
-        with (tmp_path / "purgatory.lock").open("rb") as lock:
-            flock(lock, LOCK_SH)
-            with pytest.raises(RelayUnavailable, match=r"01234567 instead .* another machine\?"):
-                async with Relay(f"file://{tmp_path}", timeout=1.0):
-                    pass
-        async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
-            assert await relay.bump("a") == 1
 
-    run(main)
+async def test_expired_replies_leave_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "MAX_SWEEP_INTERVAL", 0.2)
+    monkeypatch.setattr(_client, "MIN_SWEEP_INTERVAL", 0.05)
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
+        calls = (relay.deliver(f"a{n}", bytes(500_000), ttl=3.0) for n in range(24))
+        assert all(await asyncio.gather(*calls))
+        database: Any = relay._store._database  # type: ignore[attr-defined]
+        assert database.execute("PRAGMA page_count").fetchone()[0] > 2_000
+        left = "SELECT count(*) FROM settled"
+        await until(lambda: database.execute(left).fetchone() == (0,))
+        await until(lambda: database.execute("PRAGMA page_count").fetchone()[0] < 1_200)

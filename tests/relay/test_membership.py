@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import Report, Runner
+from loops import Report
 from relay_waits import until
 from servers import SERVERS, TIMEOUT, place
 
@@ -60,85 +60,69 @@ async def listing(relay: Relay, *pids: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_announced_process_is_listed_until_it_leaves(
-    run: Runner, url: str, monkeypatch: pytest.MonkeyPatch
+async def test_announced_process_is_listed_until_it_leaves(
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
     monkeypatch.setattr(_membership, "MEMBER_TTL", 2.0)
-
-    async def main() -> None:
-        async with relays(url, 3) as [first, second, silent]:
-            first.introduce(lambda: {"pid": 1})
-            second.introduce(lambda: {"pid": 2})
-            await listing(silent, 1, 2)
-            await listing(first, 2)
-            await listing(second, 1)
-            second.introduce(lambda: {"pid": 22})
-            await listing(first, 22)
-            await second.aclose()
-            assert second.workers() == []
-            await listing(first)
-
-    run(main)
+    async with relays(url, 3) as [first, second, silent]:
+        first.introduce(lambda: {"pid": 1})
+        second.introduce(lambda: {"pid": 2})
+        await listing(silent, 1, 2)
+        await listing(first, 2)
+        await listing(second, 1)
+        second.introduce(lambda: {"pid": 22})
+        await listing(first, 22)
+        await second.aclose()
+        assert second.workers() == []
+        await listing(first)
 
 
-def test_one_call_serves_all_lists(
-    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_call_serves_all_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 60.0)
-
-    async def main() -> None:
-        async with relays(f"file://{tmp_path}", 2) as [first, second]:
-            heard: list[str] = []
-            sync = first._sync
-            assert sync is not None
-            on_settled = sync.membership.on_settled
-            monkeypatch.setattr(
-                sync.membership, "on_settled", lambda keys: heard.extend(keys) or on_settled(keys)
-            )
-            first.introduce(lambda: {"pid": 1})
-            second.introduce(lambda: {"pid": 2})
-            assert await first.deliver("a", b"", ttl=TIMEOUT)
-            await until(lambda: heard == ["a"])
-            for _ in range(100):  # a hundred pages
-                first.workers()
-                second.workers()
-            await listing(second, 1)
-            await listing(first, 2)
-            assert sorted(key.count("/") for key in heard) == [0, 0, 2, 2]
-
-    run(main)
+    async with relays(f"file://{tmp_path}", 2) as [first, second]:
+        heard: list[str] = []
+        sync = first._sync
+        assert sync is not None
+        on_settled = sync.membership.on_settled
+        monkeypatch.setattr(
+            sync.membership, "on_settled", lambda keys: heard.extend(keys) or on_settled(keys)
+        )
+        first.introduce(lambda: {"pid": 1})
+        second.introduce(lambda: {"pid": 2})
+        assert await first.deliver("a", b"", ttl=TIMEOUT)
+        await until(lambda: heard == ["a"])
+        for _ in range(100):  # a hundred pages
+            first.workers()
+            second.workers()
+        await listing(second, 1)
+        await listing(first, 2)
+        assert sorted(key.count("/") for key in heard) == [0, 0, 2, 2]
 
 
 @pytest.mark.parametrize("unfit", [ZeroDivisionError("no"), object(), "x" * 5_000])
-def test_failed_announcement_is_reported_and_harmless(
-    run: Runner, tmp_path: Path, reports: list[Report], unfit: object
+async def test_failed_announcement_is_reported_and_harmless(
+    tmp_path: Path, reports: list[Report], unfit: object
 ) -> None:
     def about() -> dict[str, Any]:
         if isinstance(unfit, Exception):
             raise unfit
         return {"pid": unfit}
 
-    async def main() -> None:
-        async with relays(f"file://{tmp_path}", 2) as [good, bad]:
-            good.introduce(lambda: {"pid": 1})
-            bad.introduce(about)
-            assert good.workers() == []
-            await listing(bad, 1)
-            assert {report["message"] for report in reports} == {
-                f"file://{tmp_path}: cannot announce this process to the others"
-            }
-
-    run(main)
+    async with relays(f"file://{tmp_path}", 2) as [good, bad]:
+        good.introduce(lambda: {"pid": 1})
+        bad.introduce(about)
+        assert good.workers() == []
+        await listing(bad, 1)
+        assert {report["message"] for report in reports} == {
+            f"file://{tmp_path}: cannot announce this process to the others"
+        }
 
 
-def test_a_relay_that_is_not_open_lists_nobody(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        relay = Relay(f"file://{tmp_path}")
-        relay.introduce(lambda: {"pid": 1})
+async def test_a_relay_that_is_not_open_lists_nobody(tmp_path: Path) -> None:
+    relay = Relay(f"file://{tmp_path}")
+    relay.introduce(lambda: {"pid": 1})
+    assert relay.workers() == []
+    async with relay:
         assert relay.workers() == []
-        async with relay:
-            assert relay.workers() == []
-        assert relay.workers() == []
-
-    run(main)
+    assert relay.workers() == []

@@ -12,7 +12,6 @@ from typing import Any
 
 import nats
 import pytest
-from loops import Runner
 from ports import free_port
 from servers import TIMEOUT, NatsServer, nats_server
 
@@ -58,112 +57,92 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
         {"name": "another", "subjects": ["foreign_versions.*"]},
     ],
 )
-def test_foreign_stream_is_left_alone(
-    run: Runner, server: NatsServer, config: dict[str, Any]
-) -> None:
-    async def main() -> None:
-        made = await ask(server, f"STREAM.CREATE.{config['name']}", **config)
-        assert "error" not in made
-        try:
-            with pytest.raises(
-                ValueError, match=r"nats://.*its stream foreign_versions .*was left alone"
-            ):
-                await Relay(server.url, prefix="foreign", timeout=TIMEOUT).__aenter__()
-            after = await ask(server, f"STREAM.INFO.{config['name']}")
-            assert after["config"] == made["config"]
-            assert after["state"]["messages"] == 0
-        finally:
-            await ask(server, f"STREAM.DELETE.{config['name']}")
-
-    run(main)
+async def test_foreign_stream_is_left_alone(server: NatsServer, config: dict[str, Any]) -> None:
+    made = await ask(server, f"STREAM.CREATE.{config['name']}", **config)
+    assert "error" not in made
+    try:
+        with pytest.raises(
+            ValueError, match=r"nats://.*its stream foreign_versions .*was left alone"
+        ):
+            await Relay(server.url, prefix="foreign", timeout=TIMEOUT).__aenter__()
+        after = await ask(server, f"STREAM.INFO.{config['name']}")
+        assert after["config"] == made["config"]
+        assert after["state"]["messages"] == 0
+    finally:
+        await ask(server, f"STREAM.DELETE.{config['name']}")
 
 
-def test_concurrent_bumps_of_one_key_get_consecutive_numbers(
-    run: Runner, server: NatsServer
-) -> None:
+async def test_concurrent_bumps_of_one_key_get_consecutive_numbers(server: NatsServer) -> None:
     """The clients raise the versions, so all but one of several concurrent writers have to start
     again."""
-
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        stores = [NatsStore(server.url, prefix) for _ in range(8)]
-        for store in stores:
-            await store.open()
-        numbers: list[int] = []
-
-        async def bump(store: NatsStore) -> None:
-            for _ in range(25):
-                numbers.extend((await store.write([Change("a", 0, 1)])).versions.values())
-
-        await asyncio.gather(*map(bump, stores))
-        assert sorted(numbers) == list(range(1, 201))
-        for store in stores:
-            await store.close()
-
-    run(main)
-
-
-def test_what_has_changed_is_read_in_portions(run: Runner, server: NatsServer) -> None:
-    async def main() -> None:
-        store = NatsStore(server.url, f"test{next(prefixes)}")
+    prefix = f"test{next(prefixes)}"
+    stores = [NatsStore(server.url, prefix) for _ in range(8)]
+    for store in stores:
         await store.open()
-        keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ + 100)]
-        for first in range(0, len(keys), 100):
-            await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
-        found: dict[str, int] = {}
-        since, reads, has_more = 0, 0, True
-        while has_more:
-            result = await store.read((), since)
-            found.update(result.versions)
-            since, has_more, reads = result.position, result.has_more, reads + 1
-        assert found == dict.fromkeys(keys, 1)
-        assert reads == 3
+    numbers: list[int] = []
+
+    async def bump(store: NatsStore) -> None:
+        for _ in range(25):
+            numbers.extend((await store.write([Change("a", 0, 1)])).versions.values())
+
+    await asyncio.gather(*map(bump, stores))
+    assert sorted(numbers) == list(range(1, 201))
+    for store in stores:
         await store.close()
 
-    run(main)
+
+async def test_what_has_changed_is_read_in_portions(server: NatsServer) -> None:
+    store = NatsStore(server.url, f"test{next(prefixes)}")
+    await store.open()
+    keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ + 100)]
+    for first in range(0, len(keys), 100):
+        await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
+    found: dict[str, int] = {}
+    since, reads, has_more = 0, 0, True
+    while has_more:
+        result = await store.read((), since)
+        found.update(result.versions)
+        since, has_more, reads = result.position, result.has_more, reads + 1
+    assert found == dict.fromkeys(keys, 1)
+    assert reads == 3
+    await store.close()
 
 
-def test_write_on_deleted_stream_is_retried_on_next(run: Runner, server: NatsServer) -> None:
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)
+async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) -> None:
+    prefix = f"test{next(prefixes)}"
+    store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)
+    await store.open()
+    before = await store.write([Change("a", 40, 0)])
+    publish, calls = store._publish, count()
+
+    async def publish_late(*arguments: Any) -> int | None:
+        if next(calls) == 0:  # the stream is replaced after the write has read it
+            await ask(server, f"STREAM.DELETE.{prefix}_versions")
+            await other.open()
+            await other.write([Change("b", 7, 0)])
+        return await publish(*arguments)
+
+    store._publish = publish_late  # type: ignore[method-assign]
+    after = await store.write([Change("a", 0, 1)])
+    assert after.versions == {"a": 1}
+    assert after.epoch != before.epoch
+    assert after.after > before.position
+    for each in (store, other):
+        await each.close()
+
+
+async def test_connection_lost_while_sending_is_replaced(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        store = NatsStore(server.url, "test")
         await store.open()
-        before = await store.write([Change("a", 40, 0)])
-        publish, calls = store._publish, count()
-
-        async def publish_late(*arguments: Any) -> int | None:
-            if next(calls) == 0:  # the stream is replaced after the write has read it
-                await ask(server, f"STREAM.DELETE.{prefix}_versions")
-                await other.open()
-                await other.write([Change("b", 7, 0)])
-            return await publish(*arguments)
-
-        store._publish = publish_late  # type: ignore[method-assign]
-        after = await store.write([Change("a", 0, 1)])
-        assert after.versions == {"a": 1}
-        assert after.epoch != before.epoch
-        assert after.after > before.position
-        for each in (store, other):
-            await each.close()
-
-    run(main)
-
-
-def test_connection_lost_while_sending_is_replaced(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        with nats_server(tmp_path) as server:
-            store = NatsStore(server.url, "test")
-            await store.open()
-            for _ in range(10):
-                sending = [asyncio.create_task(keep_sending(store)) for _ in range(3)]
-                await asyncio.sleep(0.05)
-                server.kill()
-                await asyncio.wait(sending)
-                await asyncio.to_thread(server.start)
-                assert (await store.write([Change("a", 0, 1)])).versions == {"a": 1}
-            await store.close()
-
-    run(main)
+        for _ in range(10):
+            sending = [asyncio.create_task(keep_sending(store)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            server.kill()
+            await asyncio.wait(sending)
+            await asyncio.to_thread(server.start)
+            assert (await store.write([Change("a", 0, 1)])).versions == {"a": 1}
+        await store.close()
 
 
 async def keep_sending(store: NatsStore) -> None:
@@ -174,29 +153,23 @@ async def keep_sending(store: NatsStore) -> None:
             await asyncio.sleep(0.0)
 
 
-def test_opening_cancelled_at_any_point_ends(run: Runner, server: NatsServer) -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        for number in range(200):
-            opening = asyncio.create_task(NatsLink.open([server.url]))
-            for _ in range(number % 40):
-                await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
-            is_cancelled = opening.cancel()
-            await asyncio.wait([opening])
-            assert opening.cancelled() or not is_cancelled
-            if not opening.cancelled():
-                await opening.result().close()
-        assert asyncio.all_tasks() == before
-
-    run(main)
+async def test_opening_cancelled_at_any_point_ends(server: NatsServer) -> None:
+    before = asyncio.all_tasks()
+    for number in range(200):
+        opening = asyncio.create_task(NatsLink.open([server.url]))
+        for _ in range(number % 40):
+            await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
+        is_cancelled = opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled() or not is_cancelled
+        if not opening.cancelled():
+            await opening.result().close()
+    assert asyncio.all_tasks() == before
 
 
-def test_an_address_without_a_server_says_so(run: Runner) -> None:
-    async def main() -> None:
-        with pytest.raises(
-            RelayUnavailable,
-            match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)",
-        ):
-            await NatsStore(f"nats://user:secret@127.0.0.1:{free_port()}", "test").open()
-
-    run(main)
+async def test_an_address_without_a_server_says_so() -> None:
+    with pytest.raises(
+        RelayUnavailable,
+        match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)",
+    ):
+        await NatsStore(f"nats://user:secret@127.0.0.1:{free_port()}", "test").open()

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from loops import Runner
 from servers import SERVERS, TIMEOUT, place
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -71,34 +70,28 @@ async def worker(folder: Path, store: str, provider: str) -> AsyncIterator[httpx
             await process.wait()
 
 
-def test_payment_callback_answers_buyer_in_another_worker(
-    run: Runner, tmp_path: Path, url: str
-) -> None:
+async def test_payment_callback_answers_buyer_in_another_worker(tmp_path: Path, url: str) -> None:
     [code] = [
         block.text
         for block in blocks(ROOT / ".docs" / "cookbook" / "webhooks.md", "python")
         if block.text.startswith("# shop.py\n")
     ]
     (tmp_path / "shop.py").write_text(code, encoding="utf-8")
-
-    async def main() -> None:
-        async with (
-            provider() as address,
-            worker(tmp_path, url, address) as buyer,
-            worker(tmp_path, url, address) as caller,
-        ):
-            payment = (await buyer.post("/payments?amount=20")).json()["payment"]
-            paying = asyncio.create_task(buyer.get(f"/payments/{payment}?wait=60"))
-            await asyncio.sleep(0.2)  # so that it most likely waits, and in any case it is answered
-            answer = await caller.post(f"/webhooks/payment?id={payment}&state=paid")
-            assert answer.status_code == 204
-            paid = {"payment": payment, "state": "paid"}
-            assert (await paying).json() == paid
-            for client in (
-                buyer,
-                caller,
-            ):  # each client asks again, and the second call changes nothing
-                await client.post(f"/webhooks/payment?id={payment}&state=failed")
-                assert (await client.get(f"/payments/{payment}?wait=60")).json() == paid
-
-    run(main)
+    async with (
+        provider() as address,
+        worker(tmp_path, url, address) as buyer,
+        worker(tmp_path, url, address) as caller,
+    ):
+        payment = (await buyer.post("/payments?amount=20")).json()["payment"]
+        paying = asyncio.create_task(buyer.get(f"/payments/{payment}?wait=60"))
+        await asyncio.sleep(0.2)  # so that it most likely waits, and in any case it is answered
+        answer = await caller.post(f"/webhooks/payment?id={payment}&state=paid")
+        assert answer.status_code == 204
+        paid = {"payment": payment, "state": "paid"}
+        assert (await paying).json() == paid
+        for client in (
+            buyer,
+            caller,
+        ):  # each client asks again, and the second call changes nothing
+            await client.post(f"/webhooks/payment?id={payment}&state=failed")
+            assert (await client.get(f"/payments/{payment}?wait=60")).json() == paid

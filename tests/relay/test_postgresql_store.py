@@ -2,39 +2,30 @@
 on which any session may send."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from itertools import count
-from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 from loops import Runner
-from relay_waits import knows, set_timeout, until
-from servers import TIMEOUT, PostgresServer, postgres_server
+from relay_waits import bumped, knows, set_timeout, until
+from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
-from purgatory import Ended, Purgatory, RelayUnavailable, relay
+from purgatory import Ended, OperationTimeout, Purgatory, RelayUnavailable
 from purgatory.relay import Change, Relay, _postgresql
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 from purgatory.relay._postgresql_queries import FORGET, LOCK
 
 pytestmark = pytest.mark.slow
 
-prefixes = count(1)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
 
 @asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[Relay]:
     async with Relay(
-        url, **{"prefix": f"test{next(prefixes)}", "resync": TIMEOUT, "timeout": TIMEOUT, **options}
+        url,
+        **{"prefix": f"test{uuid4().hex[:8]}", "resync": TIMEOUT, "timeout": TIMEOUT, **options},
     ) as relay:
         yield relay
 
@@ -50,7 +41,7 @@ async def connected(url: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def opened_store(url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(url, f"test{next(prefixes)}")
+    store = PostgresStore(url, f"test{uuid4().hex[:8]}")
     await store.open()
     try:
         yield store
@@ -70,209 +61,176 @@ async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
     return keys, since
 
 
-def test_abandoned_write_raises_perhaps_written(
-    run: Runner, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+async def test_abandoned_write_raises_perhaps_written(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         _postgresql, "LOCK_TIMEOUT", 0
     )  # none, so that the attempt lasts as long as the row is locked
-
-    async def main() -> None:
-        async with opened(postgres.url) as here, connected(postgres.url) as connection:
-            transaction = connection.transaction()
-            await transaction.start()
-            await here.bump("locked", connection=connection)
-            here._client.timeout = 0.5
-            failing = asyncio.create_task(here.bump("locked"))
-            await asyncio.sleep(0.0)  # the write itself has more time
-            here._client.timeout = TIMEOUT
-            with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
-                await failing
-            await transaction.rollback()
-
-    run(main)
+    async with opened(postgres.url) as here, connected(postgres.url) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await here.bump("locked", connection=connection)
+        here._client.timeout = 0.5
+        failing = asyncio.create_task(here.bump("locked"))
+        await asyncio.sleep(0.0)  # the write itself has more time
+        here._client.timeout = TIMEOUT
+        with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
+            await failing
+        await transaction.rollback()
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_locked_row_blocks_no_other_key(
-    run: Runner, postgres: PostgresServer, exists: bool
-) -> None:
+async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: bool) -> None:
     """Neither while the row is locked, nor by statements that still wait for it; and a failed write
     is not done later."""
-
-    async def main() -> None:
-        async with opened(postgres.url) as here, connected(postgres.url) as connection:
-            before = await here.bump("locked") if exists else 0
-            transaction = connection.transaction()
-            await transaction.start()
-            await here.bump("locked", connection=connection)
-            await set_timeout(here, 1.0)
-            for _ in range(5):
-                calls = [
-                    here.bump("locked"),
-                    *(here.bump(f"key{number}") for number in range(99)),
-                    here.bump("locked"),
-                ]
-                answers = await asyncio.gather(*calls, return_exceptions=True)
-                assert [type(answer) for answer in answers[1:-1]] == [int] * 99
-                assert isinstance(answers[0], RelayUnavailable)
-                assert str(answers[0]).startswith(
-                    "cannot bump 'locked': another transaction holds it locked at postgresql://"
-                )
-                assert isinstance(answers[-1], RelayUnavailable)
-                assert here.statistics().is_connected
-            query = (
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
-            )
-            assert await connection.fetchval(query) == 2
-            await until(
-                lambda: not here._client.changes.is_locked("locked")
-            )  # the last attempt has failed, too
-            await set_timeout(here, TIMEOUT)
-            waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
-            await until(lambda: here._client.changes.is_locked("locked"))
-            waiting.append(asyncio.create_task(here.bump("locked")))
-            await transaction.rollback()
-            assert await asyncio.gather(*waiting) == [
-                before + 1,
-                before + 2,
-                before + 3,
-                before + 4,
+    async with opened(postgres.url) as here, connected(postgres.url) as connection:
+        before = await here.bump("locked") if exists else 0
+        transaction = connection.transaction()
+        await transaction.start()
+        await here.bump("locked", connection=connection)
+        await set_timeout(here, 1.0)
+        for _ in range(5):
+            calls = [
+                here.bump("locked"),
+                *(here.bump(f"key{number}") for number in range(99)),
+                here.bump("locked"),
             ]
-            assert await here.version("key0") == 5
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(answer) for answer in answers[1:-1]] == [int] * 99
+            assert isinstance(answers[0], RelayUnavailable)
+            assert str(answers[0]).startswith(
+                "cannot bump 'locked': another transaction holds it locked at postgresql://"
+            )
+            assert isinstance(answers[-1], RelayUnavailable)
+            assert here.statistics().is_connected
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        assert await connection.fetchval(query) == 2
+        await until(
+            lambda: not here._client.changes.is_locked("locked")
+        )  # the last attempt has failed, too
+        await set_timeout(here, TIMEOUT)
+        waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
+        await until(lambda: here._client.changes.is_locked("locked"))
+        waiting.append(asyncio.create_task(here.bump("locked")))
+        await transaction.rollback()
+        assert await asyncio.gather(*waiting) == [
+            before + 1,
+            before + 2,
+            before + 3,
+            before + 4,
+        ]
+        assert await here.version("key0") == 5
 
-    run(main)
+
+async def test_advances_keep_order_behind_bumps_of_locked_key(postgres: PostgresServer) -> None:
+    async with opened(postgres.url) as here, connected(postgres.url) as connection:
+        async with connection.transaction():
+            await here.bump("a", connection=connection)
+            first = asyncio.create_task(here.bump("a"))
+            await until(lambda: here._client.changes.is_locked("a"))
+            rest = [asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))]
+            assert await here.bump("b") == 1
+        assert await asyncio.gather(first, *rest) == [41, 42, 42]
 
 
-def test_advances_keep_order_behind_bumps_of_locked_key(
-    run: Runner, postgres: PostgresServer
+async def test_changes_are_paged_once_despite_older_open_transaction(
+    postgres: PostgresServer,
 ) -> None:
-    async def main() -> None:
-        async with opened(postgres.url) as here, connected(postgres.url) as connection:
-            async with connection.transaction():
-                await here.bump("a", connection=connection)
-                first = asyncio.create_task(here.bump("a"))
-                await until(lambda: here._client.changes.is_locked("a"))
-                rest = [
-                    asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))
-                ]
-                assert await here.bump("b") == 1
-            assert await asyncio.gather(first, *rest) == [41, 42, 42]
-
-    run(main)
-
-
-def test_changes_are_paged_once_despite_older_open_transaction(
-    run: Runner, postgres: PostgresServer
-) -> None:
-    async def main() -> None:
-        async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
-            since = (await store.read((), None)).position
-            async with connection.transaction():
-                await store.write([Change("slow", 0, 1)], connection)
-                keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ)]
-                for first in range(0, len(keys), 100):
-                    await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
-                changed, since = await read_all(store, since)
-                assert sorted(changed) == sorted(keys)
-                assert await read_all(store, since) == ([], since)
-                await store.write([Change("key7", 0, 1)])
-                changed, since = await read_all(store, since)
-                assert changed == ["key7"]
-            changed, since = await read_all(store, since)
-            assert changed == ["slow"]
-            assert await read_all(store, since) == ([], since)
-
-    run(main)
-
-
-def test_commits_between_portions_are_read_next(run: Runner, postgres: PostgresServer) -> None:
-    async def main() -> None:
-        async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
-            since = (await store.read((), None)).position
-            transaction = connection.transaction()
-            await transaction.start()
+    async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
+        since = (await store.read((), None)).position
+        async with connection.transaction():
             await store.write([Change("slow", 0, 1)], connection)
-            for first in range(0, MAX_ROWS_PER_READ + 100, 100):
-                await store.write(
-                    [Change(f"key{number}", 0, 1) for number in range(first, first + 100)]
-                )
-            portion = await store.read((), since)
-            assert portion.has_more
-            await transaction.commit()
-            await store.write([Change("key0", 0, 1)])
-            rest, since = await read_all(store, portion.position)
+            keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ)]
+            for first in range(0, len(keys), 100):
+                await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
             changed, since = await read_all(store, since)
-            assert {"slow", "key0"} <= {*rest, *changed}
+            assert sorted(changed) == sorted(keys)
             assert await read_all(store, since) == ([], since)
+            await store.write([Change("key7", 0, 1)])
+            changed, since = await read_all(store, since)
+            assert changed == ["key7"]
+        changed, since = await read_all(store, since)
+        assert changed == ["slow"]
+        assert await read_all(store, since) == ([], since)
 
-    run(main)
 
-
-def test_foreign_notification_is_only_a_hint(run: Runner, postgres: PostgresServer) -> None:
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        async with (
-            opened(postgres.url, prefix=prefix) as here,
-            connected(postgres.url) as connection,
-        ):
-            assert await here.bump("a") == 1
-            epoch = here.epoch
-            waiting = asyncio.create_task(here.wait("a", 1))
-            await knows(here, "a")
-            channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
-            for payload in (
-                f'["{epoch}",-1,1,{{"a":99}}]',
-                f'["{epoch}",0,{10**15},{{"a":99}}]',
-                '["other",-1,-1,{"a":99}]',
-                '["a"]',
-                "[]",
-                "nonsense",
-            ):
-                await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
-            follower = here._follower
-            await until(
-                lambda: (
-                    follower.received >= 4
-                    and not follower.needs_read
-                    and follower._in_flight is None
-                )
+async def test_commits_between_portions_are_read_next(postgres: PostgresServer) -> None:
+    async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
+        since = (await store.read((), None)).position
+        transaction = connection.transaction()
+        await transaction.start()
+        await store.write([Change("slow", 0, 1)], connection)
+        for first in range(0, MAX_ROWS_PER_READ + 100, 100):
+            await store.write(
+                [Change(f"key{number}", 0, 1) for number in range(first, first + 100)]
             )
-            assert not waiting.done()
-            assert (here.epoch, here.statistics().epochs) == (epoch, 1)
-            table = here._store._table  # type: ignore[attr-defined]
-            await connection.execute(
-                f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1"
-            )
-            await connection.execute("SELECT pg_notify($1, $2)", channel, '["a"]')
-            assert await waiting == 2
-
-    run(main)
+        portion = await store.read((), since)
+        assert portion.has_more
+        await transaction.commit()
+        await store.write([Change("key0", 0, 1)])
+        rest, since = await read_all(store, portion.position)
+        changed, since = await read_all(store, since)
+        assert {"slow", "key0"} <= {*rest, *changed}
+        assert await read_all(store, since) == ([], since)
 
 
-def test_hint_for_attached_purgatory_costs_one_read(run: Runner, postgres: PostgresServer) -> None:
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        async with (
-            opened(postgres.url, prefix=prefix) as here,
-            opened(postgres.url, prefix=prefix) as there,
+async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> None:
+    prefix = f"test{uuid4().hex[:8]}"
+    async with (
+        opened(postgres.url, prefix=prefix) as here,
+        connected(postgres.url) as connection,
+    ):
+        assert await here.bump("a") == 1
+        epoch = here.epoch
+        waiting = asyncio.create_task(here.wait("a", 1))
+        await knows(here, "a")
+        channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
+        for payload in (
+            f'["{epoch}",-1,1,{{"a":99}}]',
+            f'["{epoch}",0,{10**15},{{"a":99}}]',
+            '["other",-1,-1,{"a":99}]',
+            '["a"]',
+            "[]",
+            "nonsense",
         ):
-            checked: list[object] = []
-            purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
-            here.attach(purgatory)
-            receiving = [
-                asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"]))
-                for number in range(50)
-            ]
-            await until(lambda: purgatory.watched == 50)
-            for number in range(50):
-                await there.bump(f"key{number}")
-            await until(lambda: len({*checked}) == 50)
-            assert here._follower._probes <= 1  # the subscription's probe
-            for task in receiving:
-                task.cancel()
+            await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
+        follower = here._follower
+        await until(
+            lambda: (
+                follower.received >= 4 and not follower.needs_read and follower._in_flight is None
+            )
+        )
+        assert not waiting.done()
+        assert (here.epoch, here.statistics().epochs) == (epoch, 1)
+        table = here._store._table  # type: ignore[attr-defined]
+        await connection.execute(
+            f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1"
+        )
+        await connection.execute("SELECT pg_notify($1, $2)", channel, '["a"]')
+        assert await waiting == 2
 
-    run(main)
+
+async def test_hint_for_attached_purgatory_costs_one_read(postgres: PostgresServer) -> None:
+    prefix = f"test{uuid4().hex[:8]}"
+    async with (
+        opened(postgres.url, prefix=prefix) as here,
+        opened(postgres.url, prefix=prefix) as there,
+    ):
+        checked: list[object] = []
+        purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
+        here.attach(purgatory)
+        receiving = [
+            asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"]))
+            for number in range(50)
+        ]
+        await until(lambda: purgatory.watched == 50)
+        for number in range(50):
+            await there.bump(f"key{number}")
+        await until(lambda: len({*checked}) == 50)
+        assert here._follower._probes <= 1  # the subscription's probe
+        for task in receiving:
+            task.cancel()
 
 
 class Checked:
@@ -288,95 +246,58 @@ class Checked:
         self.keys.append(key)
 
 
-def test_relays_of_two_schemas_are_isolated(run: Runner, postgres: PostgresServer) -> None:
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        async with connected(postgres.url) as connection:
-            await connection.execute(f"CREATE SCHEMA {prefix}")
-        other = f"{postgres.url}?search_path={prefix}"
-        async with (
-            opened(postgres.url, prefix=prefix) as here,
-            opened(other, prefix=prefix) as there,
-        ):
-            assert here.epoch != there.epoch
-            received = here.statistics().received
-            assert await there.bump("a") == 1
-            assert await there.bump("a") == 2
-            await until(lambda: there.statistics().received == 2)
-            assert await here.bump("a") == 1
-            await until(lambda: here.statistics().received > received)
-            assert here.statistics().received == received + 1
-
-    run(main)
+async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> None:
+    prefix = f"test{uuid4().hex[:8]}"
+    async with connected(postgres.url) as connection:
+        await connection.execute(f"CREATE SCHEMA {prefix}")
+    other = f"{postgres.url}?search_path={prefix}"
+    async with (
+        opened(postgres.url, prefix=prefix) as here,
+        opened(other, prefix=prefix) as there,
+    ):
+        assert here.epoch != there.epoch
+        received = here.statistics().received
+        assert await there.bump("a") == 1
+        assert await there.bump("a") == 2
+        await until(lambda: there.statistics().received == 2)
+        assert await here.bump("a") == 1
+        await until(lambda: here.statistics().received > received)
+        assert here.statistics().received == received + 1
 
 
-def test_role_needs_only_the_documented_rights(run: Runner, postgres: PostgresServer) -> None:
-    page = Path(relay.__file__).with_name("README.md").read_text()
-    [rights] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-
-    async def main() -> None:
-        async with connected(postgres.url) as connection:
-            await connection.execute(
-                "CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers"
-            )
-            await connection.execute("CREATE DATABASE app")
-        owners = postgres.url.replace("/postgres", "/app")
-        async with Relay(owners, timeout=TIMEOUT), connected(owners) as connection:
-            await connection.execute(rights)
-        async with Relay(
-            owners.replace("tester", "worker"), timeout=TIMEOUT, forget_after=0.4
-        ) as here:
-            assert await here.bump("a") == 1
-            await here.forget("a")
-            assert await here.bump("b") == 2
-            while await here._store.forget_unwritten(0.2):
-                pass
-            await here._store.renew(here.epoch)
-            assert await here.version("b") == 2
-
-    run(main)
-
-
-def test_keys_too_long_for_a_message_are_found(run: Runner, postgres: PostgresServer) -> None:
-    async def main() -> None:
-        prefix = f"test{next(prefixes)}"
-        async with (
-            opened(postgres.url, prefix=prefix) as here,
-            opened(postgres.url, prefix=prefix) as there,
-        ):
-            keys = [f"{number:0512}" for number in range(50)]
-            waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
-            await knows(here, *keys)
-            await asyncio.gather(*(there.bump(key) for key in keys))
-            assert await asyncio.gather(*waits) == [1] * 50
-
-    run(main)
+async def test_keys_too_long_for_a_message_are_found(postgres: PostgresServer) -> None:
+    prefix = f"test{uuid4().hex[:8]}"
+    async with (
+        opened(postgres.url, prefix=prefix) as here,
+        opened(postgres.url, prefix=prefix) as there,
+    ):
+        keys = [f"{number:0512}" for number in range(50)]
+        waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
+        await knows(here, *keys)
+        await asyncio.gather(*(there.bump(key) for key in keys))
+        assert await asyncio.gather(*waits) == [1] * 50
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_strict_role_gets_no_number_twice(
-    run: Runner, postgres: PostgresServer, level: str, monkeypatch: pytest.MonkeyPatch
+async def test_strict_role_gets_no_number_twice(
+    postgres: PostgresServer, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_postgresql, "LOCK_TIMEOUT", int(TIMEOUT * 1_000))
     role = level.replace(" ", "_")
     postgres.run(f"CREATE ROLE {role} LOGIN SUPERUSER")
     postgres.run(f"ALTER ROLE {role} SET default_transaction_isolation = '{level}'")
-
-    async def main() -> None:
-        url = postgres.url.replace("tester", role)
-        async with opened(url) as here, connected(postgres.url) as connection:
-            assert await here.advance("a", 41) == 41
-            query = here._store._query  # type: ignore[attr-defined]
-            async with connection.transaction():
-                await connection.execute(query(LOCK))
-                bumping = asyncio.create_task(here.bump("a"))
-                waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-                while not await connection.fetchval(waiting):
-                    await asyncio.sleep(0.01)
-                await connection.fetchval(query(FORGET), [b"a"], "0", 1)
-            assert await bumping == 42
-
-    run(main)
+    url = postgres.url.replace("tester", role)
+    async with opened(url) as here, connected(postgres.url) as connection:
+        assert await here.advance("a", 41) == 41
+        query = here._store._query  # type: ignore[attr-defined]
+        async with connection.transaction():
+            await connection.execute(query(LOCK))
+            bumping = asyncio.create_task(here.bump("a"))
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while not await connection.fetchval(waiting):
+                await asyncio.sleep(0.01)
+            await connection.fetchval(query(FORGET), [b"a"], "0", 1)
+        assert await bumping == 42
 
 
 HOSTILE_SETTINGS = {
@@ -436,21 +357,178 @@ def test_settings_of_role_or_database_change_nothing(
         ("TRANSACTION ISOLATION LEVEL SERIALIZABLE", "READ COMMITTED .*got SERIALIZABLE"),
     ],
 )
-def test_unsafe_transaction_of_the_caller_is_refused(
-    run: Runner, postgres: PostgresServer, setting: str, match: str
+async def test_unsafe_transaction_of_the_caller_is_refused(
+    postgres: PostgresServer, setting: str, match: str
 ) -> None:
-    async def main() -> None:
-        async with opened(postgres.url) as here, connected(postgres.url) as connection:
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL {setting.removeprefix('SET ')}")
-                for call in (here.bump, here.advance):
-                    words = ("a", 7) if call == here.advance else ("a",)
-                    with pytest.raises(ValueError, match=match):
-                        await call(*words, connection=connection)
-                assert await connection.fetchval("SELECT 1") == 1  # the transaction is intact
-            assert await here.version("a") == 0
-            async with connection.transaction(isolation="read_committed"):
-                await connection.execute("SET LOCAL standard_conforming_strings = off")
-                assert await here.bump("a", connection=connection) == 1
+    async with opened(postgres.url) as here, connected(postgres.url) as connection:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL {setting.removeprefix('SET ')}")
+            for call in (here.bump, here.advance):
+                words = ("a", 7) if call == here.advance else ("a",)
+                with pytest.raises(ValueError, match=match):
+                    await call(*words, connection=connection)
+            assert await connection.fetchval("SELECT 1") == 1  # the transaction is intact
+        assert await here.version("a") == 0
+        async with connection.transaction(isolation="read_committed"):
+            await connection.execute("SET LOCAL standard_conforming_strings = off")
+            assert await here.bump("a", connection=connection) == 1
 
-    run(main)
+
+async def test_delivery_in_a_transaction_counts_when_committed(
+    postgres: PostgresServer, prefix: str
+) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres.url)
+    async with (
+        Relay(postgres.url, prefix=prefix, timeout=TIMEOUT) as here,
+        Relay(postgres.url, prefix=prefix, timeout=2.0) as there,
+    ):
+        receiving = asyncio.create_task(there.receive("a", TIMEOUT))
+        await until(lambda: there.statistics().watched == 1)
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await here.deliver("a", b"lost", ttl=TIMEOUT, connection=connection)
+        locked = "another transaction holds it locked"
+        with pytest.raises(RelayUnavailable, match=locked):
+            await there.deliver("a", b"other", ttl=TIMEOUT)
+        assert await there.deliver("b", b"free", ttl=TIMEOUT)
+        assert not receiving.done()
+        await transaction.rollback()
+        with pytest.raises(OperationTimeout):
+            await there.receive("a", 0)
+        async with connection.transaction():
+            assert await here.deliver("a", b"kept", ttl=TIMEOUT, connection=connection)
+            delivering = asyncio.create_task(here.deliver("a", b"late", ttl=TIMEOUT))
+            await asyncio.sleep(0.2)
+            assert not receiving.done() and not delivering.done()
+        assert await receiving == b"kept"
+        assert await delivering is False
+    await connection.close()
+
+
+async def test_locked_key_holds_no_other_delivery_up(postgres: PostgresServer, prefix: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres.url)
+    async with Relay(postgres.url, prefix=prefix, timeout=TIMEOUT) as relay:
+        transaction = connection.transaction()
+        await transaction.start()
+        assert await relay.deliver("a", b"", ttl=TIMEOUT, connection=connection)
+        locked = asyncio.create_task(relay.deliver("a", b"mine", ttl=TIMEOUT))
+        others = [relay.deliver(f"b{n}", b"", ttl=TIMEOUT) for n in range(50)]
+        assert all(await asyncio.gather(*others))
+        assert not locked.done()
+        await transaction.rollback()
+        assert await locked is True
+    await connection.close()
+
+
+# Behind a pooler
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[PostgresServer, PgBouncer]]:
+    with pgbouncer() as servers:
+        yield servers
+
+
+async def connections(postgres: PostgresServer) -> int:
+    """The number of connections from relays to the server."""
+    connection: Any = await asyncpg.connect(postgres.url)
+    try:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        count: int = await connection.fetchval(query)
+        return count
+    finally:
+        await connection.close()
+
+
+async def test_relay_takes_two_connections_and_releases_them(
+    servers: tuple[PostgresServer, PgBouncer], prefix: str
+) -> None:
+    postgres, pooler = servers
+    async with (
+        opened(pooler.url, prefix=prefix) as here,
+        opened(pooler.url, prefix=prefix) as there,
+    ):
+        waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(50)]
+        await asyncio.gather(*(there.bump(f"key{number}") for number in range(50)))
+        await asyncio.gather(*waits)
+        assert await connections(postgres) == 4
+    async with opened(pooler.url):
+        assert await connections(postgres) <= 4  # returned connections are used again
+
+
+def test_settings_of_database_change_nothing_behind_pooler(
+    run: Runner, servers: tuple[PostgresServer, PgBouncer]
+) -> None:
+    postgres, pooler = servers
+    settings = ["default_transaction_isolation", "default_transaction_read_only"]
+
+    async def main() -> None:
+        async with opened(pooler.url) as relay:
+            connection = relay._store._writer._connection  # type: ignore[attr-defined]
+            shown = [await connection.fetchval(f"SHOW {name}") for name in settings]
+            assert shown == ["read committed", "off"]
+            assert await relay.bump("settings") == 1
+
+    for name, value in zip(settings, ("serializable", "on"), strict=True):
+        postgres.run(f"ALTER DATABASE postgres SET {name} = '{value}'")
+    try:
+        pooler.kill()  # its connections to the server have the old settings
+        pooler.start()
+        run(main)
+    finally:
+        postgres.run("SET transaction_read_only = off; ALTER DATABASE postgres RESET ALL")
+        pooler.kill()
+        pooler.start()
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction", "statement"])
+def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) -> None:
+    settings = ("lock_timeout", "statement_timeout", "search_path", "standard_conforming_strings")
+    shown = [f"current_setting('{name}')" for name in settings]
+    query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_sleep(0.5)"
+
+    async def main(postgres: PostgresServer, pooler: PgBouncer) -> None:
+        async def show_all() -> dict[str, str]:
+            """The settings of server connections, by their processes."""
+            calls = (asyncio.to_thread(postgres.run, query, at=pooler.url) for _ in range(3))
+            rows = [row.rsplit("|", 2) for row in await asyncio.gather(*calls)]
+            return {process: text for text, process, _ in rows}
+
+        before = await show_all()
+        if mode == "session":
+            async with opened(pooler.url) as relay:
+                assert await relay.bump("a") == 1
+        else:
+            refused = r"^cannot use postgresql://[\d.:]+/postgres: .* use the mode `session`"
+            with pytest.raises(RelayUnavailable, match=refused):
+                await opened(pooler.url).__aenter__()
+        after = await show_all()
+        assert {*after.values()} == {*before.values()} and len({*after.values()}) == 1
+        assert after.keys() & before.keys()
+
+    with pgbouncer(mode) as servers:
+        run(lambda: main(*servers))
+
+
+async def test_waits_outlive_a_pooler_that_is_killed(
+    servers: tuple[PostgresServer, PgBouncer], prefix: str
+) -> None:
+    pooler = servers[1]
+    async with (
+        opened(pooler.url, prefix=prefix) as here,
+        opened(pooler.url, prefix=prefix) as there,
+    ):
+        seen = await there.bump("a")
+        waiting = asyncio.create_task(here.wait("a", seen))
+        await knows(here, "a")
+        epoch = here.epoch
+        pooler.kill()
+        await until(lambda: not here.statistics().is_connected)
+        await asyncio.to_thread(pooler.start)
+        assert await bumped(there, "a") > seen
+        assert await waiting > seen
+        assert here.epoch == epoch

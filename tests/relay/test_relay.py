@@ -1,25 +1,27 @@
-"""`Relay`, on each kind of store: a wait completes wherever the write was made. Failures of servers
-are in `test_outages`."""
+"""`Relay`, on each kind of store: a wait completes wherever the write was made, and forgotten keys
+lose no number and no waiter. Failures of servers are in `test_outages`, replies in
+`test_deliveries`."""
 
 import asyncio
 import gc
 import socket
-import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import Runner
+from hypothesis import given
+from hypothesis import strategies as st
+from loops import Report, Runner
 from ports import free_port
 from relay_waits import knows, until
-from servers import TIMEOUT, on_both_loops, postgres_server, redis_server
+from servers import TIMEOUT, on_both_loops
+from stub_store import StubStore
 
 from purgatory import (
     DelayedOperation,
+    Ended,
     OperationCancelled,
     OperationTimeout,
     Purgatory,
@@ -28,102 +30,183 @@ from purgatory import (
     WrongLoop,
 )
 from purgatory.relay import Change, ChangeMessage, ReadResult, Relay
+from purgatory.relay._forgetting import SAMPLES, Samples, horizon
 from purgatory.relay._store import open_store
 
-prefixes = count(1)
-
-
-@pytest.fixture
-def relay(url: str) -> Callable[..., Relay]:
-    """Makes relays on one store, which is empty."""
-    prefix = f"test{next(prefixes)}"
-    return lambda **options: Relay(url, prefix=prefix, timeout=TIMEOUT, **options)
-
-
-@pytest.fixture
-def file_relay(tmp_path: Path) -> Callable[..., Relay]:
-    return lambda **options: Relay(f"file://{tmp_path}/app", timeout=TIMEOUT, **options)
+# Waits and writes
 
 
 @on_both_loops
-def test_a_wait_completes_wherever_the_write_was_made(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            assert here.epoch == there.epoch
-            waits = [
-                asyncio.create_task(one.wait("a", 0, TIMEOUT))
-                for one in (here, there)
-                for _ in range(3)
-            ]
-            await until(lambda: here.statistics().watched == there.statistics().watched == 1)
-            assert await here.bump("a") == 1
-            assert await asyncio.gather(*waits) == [1] * 6
-            assert await there.bump("a") == 2
-            assert await here.wait("a", 1, TIMEOUT) == 2
-            assert await here.version("a") == await there.version("a") == 2
-            assert here.statistics().watched == there.statistics().watched == 0
-
-    run(main)
+async def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[..., Relay]) -> None:
+    async with relay() as here, relay() as there:
+        assert here.epoch == there.epoch
+        waits = [asyncio.create_task(one.wait("a", 0, TIMEOUT)) for one in (here, there) * 3]
+        await until(lambda: here.statistics().watched == there.statistics().watched == 1)
+        assert await here.bump("a") == 1
+        assert await asyncio.gather(*waits) == [1] * 6
+        assert await there.bump("a") == 2
+        assert await here.wait("a", 1, TIMEOUT) == 2
+        assert await here.version("a") == await there.version("a") == 2
+        assert await here.advance("a", 2**52) == 2**52
+        assert await there.advance("a", 7) == await here.bump("a") - 1 == 2**52
+        waiting = asyncio.create_task(there.wait("a", 2**52 + 1))
+        assert await here.bump("a") == await waiting == 2**52 + 2
+        assert here.statistics().watched == there.statistics().watched == 0
 
 
 @on_both_loops
-def test_existing_version_is_answered_at_once(run: Runner, relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            assert await there.advance("a", 41) == 41
-            assert await there.advance("a", 7) == 41
-            assert await here.wait("a", 7, TIMEOUT) == 41
-
-    run(main)
-
-
-@on_both_loops
-def test_wait_accepts_any_version_bump_returns(run: Runner, relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with relay() as here:
-            assert await here.advance("a", 2**52) == 2**52
-            assert await here.bump("a") == 2**52 + 1
-            waiting = asyncio.create_task(here.wait("a", 2**52 + 1))
-            assert await here.bump("a") == 2**52 + 2
-            assert await waiting == 2**52 + 2
-
-    run(main)
-
-
-def test_each_bump_gets_a_number_of_its_own(run: Runner, relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            numbers = await asyncio.gather(*(one.bump("a") for one in (here, there) * 50))
-            assert sorted(numbers) == list(range(1, 101))
-            assert await here.version("a") == 100
-
-    run(main)
-
-
-@on_both_loops
-def test_timed_out_wait_names_the_current_version(run: Runner, relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with relay() as here:
-            await here.advance("a", 3)
-            other = asyncio.create_task(here.wait("a", 3))
+@pytest.mark.parametrize("is_followed", [True, False])
+async def test_each_wait_gets_what_there_is(relay: Callable[..., Relay], is_followed: bool) -> None:
+    async with relay() as here, relay() as there:
+        assert await there.advance("a", 7) == 7
+        waits = (here.wait("a", 7, epoch=here.epoch) for _ in range(is_followed))
+        others = [asyncio.create_task(wait) for wait in waits]
+        if is_followed:
             await knows(here, "a")
-            with pytest.raises(
-                OperationTimeout, match=r"'a' did not reach 4 within 0.3 s: it has 3"
-            ):
-                await here.wait("a", 3, 0.3)
-            other.cancel()
-            await asyncio.wait([other])
-            assert here.statistics().watched == 0
+        for seen, timeout, epoch in (
+            (3, TIMEOUT, None),
+            (1000, TIMEOUT, None),  # more than there is
+            (7, TIMEOUT, "another"),
+            (40, TIMEOUT, "another"),
+            *((seen, timeout, None) for seen in (3, 9) for timeout in (0, 0.0, -1.0)),
+            (7, 0, "another"),
+        ):
+            assert await here.wait("a", seen, timeout, epoch=epoch) == 7, (seen, timeout, epoch)
+        for timeout, words in (
+            (0, "'a' did not reach 8 .*: it has 7"),
+            (-1.0, "'a' did not reach 8 .*: it has 7"),
+            (0.3, r"'a' did not reach 8 within 0.3 s: it has 7"),
+        ):
+            with pytest.raises(OperationTimeout, match=words):
+                await here.wait("a", 7, timeout)
+        assert here.statistics().watched == here.thresholds.statistics().keys == len(others)
+        assert not any(other.done() for other in others)
+        for other in others:
+            assert await there.bump("a") == await other == 8
 
-    run(main)
+
+async def test_seen_beyond_current_ends_only_its_wait(file_relay: Callable[..., Relay]) -> None:
+    ended: list[Ended] = []
+
+    class Observer:
+        def operation_ended(self, operation: Ended) -> None:
+            ended.append(operation)
+
+        def key_checked(self, key: object, tried: int, completed: int) -> None: ...
+
+    async with file_relay(observer=Observer()) as here:
+        assert await here.bump("a") == 1
+        waits = [asyncio.create_task(here.wait("a", 1)) for _ in range(100)]
+        await knows(here, "a")
+        for _ in range(5):
+            assert await here.wait("a", 1000) == 1
+        assert len(ended) == 5
+        assert not any(wait.done() for wait in waits)
+        assert await here.bump("a") == 2
+        assert await asyncio.gather(*waits) == [2] * 100
 
 
 @on_both_loops
-def test_a_change_checks_the_key_in_attached_purgatories(
-    run: Runner, relay: Callable[..., Relay]
+async def test_wait_beyond_fresh_write_of_another_process_continues(
+    relay: Callable[..., Relay],
 ) -> None:
+    async with relay() as here, relay() as there:
+        for number in range(1, 30):
+            assert await here.bump("a") == number
+            with pytest.raises(TimeoutError):
+                await there.wait("a", number, 0.005)
+
+
+def deafen(relay: Relay) -> None:
+    """Has a relay lose all messages about keys."""
+    relay._follower.on_message = lambda _: None  # type: ignore[method-assign]
+    relay._follower.on_hint = lambda _: None  # type: ignore[method-assign]
+
+
+def resync(relay: Relay) -> None:
+    relay._follower.resync()
+    relay._sync.wake()  # type: ignore[union-attr]
+
+
+async def test_wait_for_unknown_epoch_continues(relay: Callable[..., Relay]) -> None:
+    async with relay(resync=15.0) as here, relay() as there:
+        assert await there.bump("a") == 1
+        deafen(here)
+        old = here.epoch
+        await there._store.renew(old)
+        resync(there)
+        await until(lambda: there.epoch != old)
+        assert here.epoch == old
+        waiting = asyncio.create_task(here.wait("a", 1, epoch=there.epoch))
+        await until(lambda: here.epoch != old)
+        await knows(here, "a")
+        assert not waiting.done()
+        del here._follower.on_message, here._follower.on_hint
+        assert await there.bump("a") == await waiting == 2
+        with pytest.raises(OperationTimeout):
+            await here.wait("a", 2, 0.01, epoch=here.epoch)
+
+
+class RecordingStore:
+    """Passes calls on to another store, and records its reads and writes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.address = store, store.address
+        self.reads: list[tuple[tuple[str, ...], int | None]] = []
+        self.writes: list[list[Change]] = []
+        self.open, self.close, self.listen = store.open, store.close, store.listen
+        self.renew, self.send = store.renew, store.send
+
+    async def read(self, keys: tuple[str, ...], since: int | None) -> ReadResult:
+        self.reads.append((tuple(keys), since))
+        return await self._store.read(keys, since)
+
+    async def write(self, changes: list[Change], connection: Any = None) -> ChangeMessage:
+        self.writes.append(list(changes))
+        return await self._store.write(changes, connection)
+
+
+async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path: Path) -> None:
+    store = RecordingStore(open_store(f"file://{tmp_path}", "test"))
+    async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
+        store.reads.clear()
+        waits = [asyncio.create_task(here.wait(f"key{n % 40}", 0, TIMEOUT)) for n in range(400)]
+        await until(lambda: bool(store.reads))
+        await asyncio.sleep(0.05)
+        assert len(store.reads) <= 2
+        bumps = [
+            *(here.bump("a") for _ in range(5)),
+            here.advance("a", 10),
+            *(here.bump(f"key{n}") for n in range(40)),
+        ]
+        assert (await asyncio.gather(*bumps))[:6] == [11, 12, 13, 14, 15, 15]
+        [changes] = store.writes
+        assert changes[0] == ("a", 10, 5)
+        assert len(changes) == 41
+        assert await asyncio.gather(*waits) == [1] * 400
+        await until(lambda: there.statistics().received == 41)
+        assert here.statistics().sent == 41
+
+
+@on_both_loops
+async def test_ten_thousand_transient_keys_leave_no_state(file_relay: Callable[..., Relay]) -> None:
+    async with file_relay() as here:
+        waits = [asyncio.create_task(here.wait(f"key{n}", 0, TIMEOUT)) for n in range(10_000)]
+        await asyncio.sleep(0)
+        for number in range(0, 10_000, 2):
+            waits[number].cancel()
+        await asyncio.gather(*(here.bump(f"key{number}") for number in range(1, 10_000, 2)))
+        assert await asyncio.gather(*waits[1::2]) == [1] * 5_000
+        await asyncio.gather(*waits, return_exceptions=True)
+        assert here.statistics().watched == here.thresholds.statistics().keys == 0
+        assert not here._follower._keys_to_read
+
+
+# Attached purgatories
+
+
+@on_both_loops
+async def test_a_change_checks_the_key_in_attached_purgatories(relay: Callable[..., Relay]) -> None:
     class Paid(DelayedOperation[str]):
         def try_complete(self) -> bool:
             return bool(paid) and self.force_complete()
@@ -131,55 +214,61 @@ def test_a_change_checks_the_key_in_attached_purgatories(
         def on_complete(self) -> str:
             return "paid"
 
-    async def main() -> None:
-        async with relay() as here, relay() as there, Purgatory() as purgatory:
-            here.attach(purgatory)
-            here.attach(purgatory)
-            operation = Paid(TIMEOUT)
-            purgatory.try_complete_else_watch(operation, ["a"])
-            await there.bump("b")
-            paid.append(True)
-            await there.bump("a")
-            assert await operation == "paid"
-
     paid: list[bool] = []
-    run(main)
+    async with relay() as here, relay() as there, Purgatory() as purgatory:
+        here.attach(purgatory)
+        here.attach(purgatory)
+        operation = Paid(TIMEOUT)
+        purgatory.try_complete_else_watch(operation, ["a"])
+        await there.bump("b")
+        paid.append(True)
+        await there.bump("a")
+        assert await operation == "paid"
 
 
-def test_purgatory_watching_nonstring_key_is_not_attached(
-    run: Runner, file_relay: Callable[..., Relay]
+async def test_purgatory_watching_nonstring_key_is_not_attached(
+    file_relay: Callable[..., Relay],
 ) -> None:
-    async def main() -> None:
-        here = file_relay()
-        async with here, Purgatory("jobs") as purgatory:
-            waiting = asyncio.create_task(purgatory.receive(7))
-            await until(lambda: purgatory.watched == 1)
-            with pytest.raises(
-                TypeError,
-                match=r"cannot attach the purgatory 'jobs' .*: its keys must be str, got 7",
-            ):
-                here.attach(purgatory)
-            assert here._attached == []
-            waiting.cancel()
+    here = file_relay()
+    async with here, Purgatory("jobs") as purgatory:
+        waiting = asyncio.create_task(purgatory.receive(7))
+        await until(lambda: purgatory.watched == 1)
+        words = r"cannot attach the purgatory 'jobs' .*: its keys must be str, got 7"
+        with pytest.raises(TypeError, match=words):
+            here.attach(purgatory)
+        assert here._attached == []
+        waiting.cancel()
 
-    run(main)
+
+async def test_a_purgatory_that_fails_hurts_itself_alone(
+    file_relay: Callable[..., Relay], reports: list[Report]
+) -> None:
+    class Broken(Purgatory[Any]):  # type: ignore[misc]
+        def check_and_complete(self, key: object) -> int:
+            raise ZeroDivisionError
+
+    async with file_relay() as here:
+        here.attach(Broken())
+        await here.bump("a")
+        assert await here.wait("a", 0, TIMEOUT) == 1
+    assert isinstance(reports[0]["exception"], ZeroDivisionError)
+
+
+# Opening and closing
 
 
 def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., Relay]) -> None:
     here = relay()
-    purgatory: list[Purgatory[Any]] = []
 
     async def main() -> None:
         async with here, relay() as there:
             before = await here.version("a")
             assert here.statistics().sent == 0
-            purgatory[:] = [Purgatory()]
+            purgatory: Purgatory[Any] = Purgatory()
             here._attached.clear()
-            here.attach(purgatory[0])
-            with pytest.raises(RuntimeError, match="is open already"):
-                await here.__aenter__()
+            here.attach(purgatory)
             waiting = asyncio.create_task(here.wait("a", before))
-            receiving = asyncio.create_task(purgatory[0].wait_for(waiting.done, ["a"]))
+            receiving = asyncio.create_task(purgatory.wait_for(waiting.done, ["a"]))
             await knows(here, "a")
             assert await there.bump("a") == before + 1
             assert await waiting == before + 1
@@ -196,168 +285,60 @@ def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., 
     run(main)
 
 
-def test_foreign_epoch_returns_current_version_at_once(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            assert await there.advance("a", 7) == 7
-            old = here.epoch
-            assert await here.wait("a", 3, epoch="other") == 7
-            assert await here.wait("a", 7, epoch="other") == 7
-            assert await here.wait("a", 40, TIMEOUT, epoch="other") == 7
-            waiting = asyncio.create_task(here.wait("a", 7, epoch=old))
-            await knows(here, "a")
-            assert await there.bump("a") == 8
-            assert await waiting == 8
-            with pytest.raises(TypeError, match="epoch must be a str, got 7"):
-                await here.wait("a", 7, epoch=7)  # type: ignore[arg-type]
-
-    run(main)
-
-
-def test_wait_for_unknown_epoch_continues(run: Runner, relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            assert await there.bump("a") == 1
-            here._follower.on_message = lambda _: None  # type: ignore[method-assign]
-            here._follower.on_hint = lambda _: None  # type: ignore[method-assign]
-            old = here.epoch
-            await there._store.renew(old)
-            there._follower.resync()
-            there._sync.wake()  # type: ignore[union-attr]
-            await until(lambda: there.epoch != old)
-            assert here.epoch == old
-            waiting = asyncio.create_task(here.wait("a", 1, epoch=there.epoch))
-            await until(lambda: here.epoch != old)
-            await knows(here, "a")
-            assert not waiting.done()
-            del here._follower.on_message, here._follower.on_hint
-            assert await there.bump("a") == 2
-            assert await waiting == 2
-            with pytest.raises(OperationTimeout):
-                await here.wait("a", 2, 0.01, epoch=here.epoch)
-
-    run(main)
-
-
-def test_a_purgatory_that_fails_hurts_itself_alone(
-    run: Runner, file_relay: Callable[..., Relay]
-) -> None:
-    reports: list[dict[str, Any]] = []
-
-    class Broken(Purgatory[Any]):  # type: ignore[misc]
-        def check_and_complete(self, key: object) -> int:
-            raise ZeroDivisionError
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-        async with file_relay() as here:
-            here.attach(Broken())
-            await here.bump("a")
-            assert await here.wait("a", 0, TIMEOUT) == 1
-
-    run(main)
-    assert isinstance(reports[0]["exception"], ZeroDivisionError)
-
-
 @on_both_loops
-def test_closing_ends_all_waits(run: Runner, file_relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        async with file_relay() as here:
-            waiting = asyncio.create_task(here.wait("a", 0))
-            await until(lambda: here.statistics().watched == 1)
-        with pytest.raises(OperationCancelled):
-            await waiting
-        await here.aclose()
-        for call in (here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")):
-            with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
-                await call
-
-    run(main)
+async def test_relay_is_used_while_open_on_its_loop(file_relay: Callable[..., Relay]) -> None:
+    here = file_relay()
+    unopened = r"cannot bump 'a': the relay at file:///.* is not open: use it in `async with`"
+    with pytest.raises(RuntimeError, match=unopened):
+        await here.bump("a")
+    with pytest.raises(RuntimeError, match=r"not known: the relay is not open: use it in"):
+        here.epoch  # noqa: B018
+    async with here:
+        with pytest.raises(RuntimeError, match=r"open already"):
+            await here.__aenter__()
+        with pytest.raises(WrongLoop, match=r"cannot bump 'a'"):
+            await asyncio.to_thread(asyncio.run, here.bump("a"))
+        with pytest.raises(WrongLoop, match=r"cannot close the relay"):
+            await asyncio.to_thread(asyncio.run, here.aclose())
+        assert await here.bump("a") == 1
+        waiting = asyncio.create_task(here.wait("a", 1))
+        await until(lambda: here.statistics().watched == 1)
+    with pytest.raises(OperationCancelled):
+        await waiting
+    await here.aclose()
+    for call in (here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")):
+        with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
+            await call
     gc.collect()
-
-
-class SlowStore:
-    """Answers only the first read, and is slow to stop listening."""
-
-    address = "slow://"
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.reads = self.writes = 0
-        self.on_message: Callable[[bytes | str], None] | None = None
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None:
-        await asyncio.sleep(0.01)
-        self.is_closed = True
-
-    async def listen(
-        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
-    ) -> None:
-        self.on_message = on_message
-        on_subscribed()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0.01)
-
-    async def read(self, keys: Any, since: int | None) -> ReadResult:
-        self.reads += 1
-        if self.reads > 1:
-            await asyncio.sleep(60)
-        return ReadResult("e", 0, {})
-
-    async def write(self, changes: Any, connection: Any = None) -> ChangeMessage:
-        self.writes += 1
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    async def renew(self, epoch: str) -> None: ...
-
-    async def send(self, payload: bytes) -> None: ...
-
-
-@pytest.mark.parametrize("name", ["resync", "timeout", "forget_after"])
-def test_duration_from_environment_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name} must be a number of seconds, not '15'"):
-        Relay(f"file://{tmp_path}", **{name: "15"})  # type: ignore[arg-type]
 
 
 @on_both_loops
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_cancelled_close_still_ends_operations_and_connections(
-    run: Runner, interrupted: bool
-) -> None:
-    async def main() -> None:
-        store = SlowStore()
-        relay = Relay(store, timeout=30)
-        await relay.__aenter__()
-        calls = [
-            asyncio.create_task(call)
-            for call in (relay.version("a"), relay.bump("a"), relay.wait("a", 0))
-        ]
-        await until(lambda: store.reads > 1 and store.writes == 1)
-        calls += [asyncio.create_task(call) for call in (relay.version("b"), relay.bump("b"))]
-        await asyncio.sleep(0.01)
-        closing = asyncio.create_task(relay.aclose())
-        await asyncio.sleep(0)
-        if interrupted:
-            closing.cancel()
-        await asyncio.wait([closing])
-        assert store.is_closed and closing.cancelled() is interrupted
-        async with asyncio.timeout(60):
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 5
-
-    run(main)
+async def test_cancelled_close_still_ends_operations_and_connections(interrupted: bool) -> None:
+    store = StubStore(last_read=1)
+    relay = Relay(store, timeout=30)
+    await relay.__aenter__()
+    calls = [
+        asyncio.create_task(call)
+        for call in (relay.version("a"), relay.bump("a"), relay.wait("a", 0))
+    ]
+    await until(lambda: store.reads > 1 and store.writes == 1)
+    calls += [asyncio.create_task(call) for call in (relay.version("b"), relay.bump("b"))]
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(relay.aclose())
+    await asyncio.sleep(0)
+    if interrupted:
+        closing.cancel()
+    await asyncio.wait([closing])
+    assert store.is_closed and closing.cancelled() is interrupted
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 5
 
 
 def test_wait_with_closed_loop_stays_silent() -> None:
     async def begin() -> Any:
-        relay = Relay(SlowStore())
+        relay = Relay(StubStore(last_read=1))
         await relay.__aenter__()
         waiting = relay.wait("a", 0)
         waiting.send(None)
@@ -372,382 +353,139 @@ def test_wait_with_closed_loop_stays_silent() -> None:
     waiting.close()
 
 
-def test_a_made_up_probe_changes_nothing(run: Runner) -> None:
-    async def main() -> None:
-        store = SlowStore()
-        async with Relay(store) as relay:
-            assert store.on_message is not None and relay._sync is not None
-            for number in ("", "x", "-1", "²", "9" * 5_000):
-                store.on_message(f'"{relay._sync._id}:{number}"')
-            assert relay.statistics().is_connected
-
-    run(main)
+async def test_a_made_up_probe_changes_nothing() -> None:
+    store = StubStore()
+    async with Relay(store) as relay:
+        assert store.on_message is not None and relay._sync is not None
+        for number in ("", "x", "-1", "²", "9" * 5_000):
+            store.on_message(f'"{relay._sync._id}:{number}"')
+        assert relay.statistics().is_connected
 
 
-@on_both_loops
-def test_relay_refuses_use_on_another_loop(run: Runner, file_relay: Callable[..., Relay]) -> None:
-    async def main() -> None:
-        here = file_relay()
-        with pytest.raises(
-            RuntimeError,
-            match=r"cannot bump 'a': the relay at file:///.* is not open: use it in `async with`",
-        ):
-            await here.bump("a")
-        with pytest.raises(RuntimeError, match=r"not known: the relay is not open: use it in"):
-            here.epoch  # noqa: B018
-        async with here:
-            with pytest.raises(RuntimeError, match=r"open already"):
-                await here.__aenter__()
-            with pytest.raises(WrongLoop, match=r"cannot bump 'a'"):
-                await asyncio.to_thread(asyncio.run, here.bump("a"))
-            with pytest.raises(WrongLoop, match=r"cannot close the relay"):
-                await asyncio.to_thread(asyncio.run, here.aclose())
-            assert await here.bump("a") == 1
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda relay: relay.bump(7), TypeError, "expected a key of type str, got 7"),
-        (lambda relay: relay.wait(b"a", 0), TypeError, "expected a key of type str, got b'a'"),
-        (lambda relay: relay.version("ä" * 257), ValueError, "at most 512 bytes, got 514"),
-        (lambda relay: relay.bump("\ud800"), ValueError, "cannot encode the key"),
-        (
-            lambda relay: relay.advance("a", -1),
-            ValueError,
-            r"version must be from 0 to 2\*\*52, got -1",
-        ),
-        (
-            lambda relay: relay.advance("a", 2**52 + 1),
-            ValueError,
-            r"version must be from 0 to 2\*\*52",
-        ),
-        (lambda relay: relay.advance("a", 1.0), TypeError, "version must be an integer, got 1.0"),
-        (lambda relay: relay.advance("a", True), TypeError, "version must be an integer, got True"),
-        (lambda relay: relay.wait("a", "1"), TypeError, "seen must be an integer, got '1'"),
-        (lambda relay: relay.wait("a", -1), ValueError, "seen must be from 0"),
-        (lambda relay: relay.wait("a", 2**53 + 1), ValueError, r"seen must be from 0 to 2\*\*53"),
-        (lambda relay: relay.wait("a", 0, float("nan")), ValueError, "NaN"),
-        (lambda relay: relay.bump("a", connection=object()), TypeError, "takes no connection"),
-    ],
-)
-def test_bad_input_is_refused_and_changes_nothing(
-    run: Runner,
-    file_relay: Callable[..., Relay],
-    call: Callable[[Relay], Any],
-    error: type[Exception],
-    message: str,
-) -> None:
-    async def main() -> None:
-        async with file_relay() as here:
-            with pytest.raises(error, match=message):
-                await call(here)
-            assert await here.version("a") == 0
-            assert here.statistics().watched == 0
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("store", "options", "error", "message"),
-    [
-        (
-            "mysql://user:secret@host/db",
-            {},
-            ValueError,
-            "'mysql://host/db': the address must begin with file://",
-        ),
-        ("nonsense", {}, ValueError, "must begin with file://"),
-        (
-            "user:secret@host:6379/0",
-            {},
-            ValueError,
-            "'host:6379/0': the address must begin with file://",
-        ),
-        (
-            "redis://user:of/secret@host/0",
-            {},
-            ValueError,
-            "cannot use 'redis://host/0': the port must be a number, and",
-        ),
-        (
-            "redis://user:12/secret@host/0",
-            {},
-            ValueError,
-            "user and password must be written with %2F for /",
-        ),
-        (
-            "postgresql://user:of?secret@host/db",
-            {},
-            ValueError,
-            "cannot use 'postgresql://host/db'",
-        ),
-        (
-            "postgresql://user:of#secret@host/db",
-            {},
-            ValueError,
-            "cannot use 'postgresql://host/db'",
-        ),
-        ("postgresql://host:secret/db", {}, ValueError, "the port must be a number"),
-        ("file://user:secret@/app", {}, ValueError, "file:///folder, with three slashes"),
-        ("file://app", {}, ValueError, "file:///folder, with three slashes"),
-        ("file:///", {}, ValueError, "file:///folder"),
-        (
-            7,
-            {},
-            TypeError,
-            "store must be an address or have the methods of purgatory.relay.Store, got 7",
-        ),
-        ("file:///tmp", {"resync": 0}, ValueError, "resync must be a positive"),
-        ("file:///tmp", {"timeout": float("inf")}, ValueError, "timeout must be a positive"),
-        ("file:///tmp", {"prefix": "a-b"}, ValueError, "prefix must consist of"),
-    ],
-)
-def test_a_bad_address_or_setting_is_refused(
-    store: Any, options: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message) as raised:
-        Relay(store, **options)
-    assert "secret" not in str(raised.value)
-
-
+@pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_unreachable_store_is_reported_without_its_password(run: Runner, scheme: str) -> None:
-    port = free_port()
-
-    async def main() -> None:
-        begun = time.monotonic()
-        refused = rf"cannot open the relay: tried for 0.5 s: cannot use {scheme}://.*127.0.0.1:{port}/0: .*[Cc]onnect"
-        with pytest.raises(RelayUnavailable, match=refused) as raised:
-            async with Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=0.5):
-                pass
-        assert 0.5 <= time.monotonic() - begun < TIMEOUT
-        assert "secret" not in str(raised.value)
-
-    run(main)
-
-
-def test_relay_opens_once_unavailable_store_returns(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "app").write_text("in the way")
-
-    async def main() -> None:
-        async def bump() -> int:
-            async with Relay(f"file://{tmp_path}/app", timeout=30) as relay:
-                return await relay.bump("a")
-
-        bumping = asyncio.create_task(bump())
-        done, _ = await asyncio.wait([bumping], timeout=0.2)
-        assert not done
-        (tmp_path / "app").unlink()
-        assert await bumping == 1
-
-    run(main)
-
-
-def test_silent_store_is_reported_within_timeout(
-    run: Runner, monkeypatch: pytest.MonkeyPatch
+async def test_unavailable_store_is_reported_within_timeout(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, answers: bool
 ) -> None:
     monkeypatch.setenv("PGUSER", "anyone")  # in a container this user may have no name
-
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            port = silent.getsockname()[1]
-            for scheme in ("redis", "postgresql"):
-                with pytest.raises(
-                    RelayUnavailable,
-                    match=f"{scheme}://127.0.0.1:{port}/0 gave no answer within 0.3 s",
-                ):
-                    async with Relay(f"{scheme}://127.0.0.1:{port}/0", timeout=0.3):
-                        pass
-
-    run(main)
-
-
-def test_a_folder_that_cannot_be_made_is_reported(run: Runner, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    async def main() -> None:
-        with pytest.raises(RelayUnavailable, match=r"Not a directory|File exists"):
-            async with Relay(f"file://{tmp_path}/file/app", timeout=0.2):
-                pass
-
-    run(main)
+    port, match = free_port(), "cannot open the relay: tried for 0.5 s: .* .*[Cc]onnect"
+    if answers:  # a connection, and nothing more
+        silent = socket.create_server(("127.0.0.1", 0))
+        port, match = silent.getsockname()[1], "gave no answer within 0.5 s"
+    begun = time.monotonic()
+    with pytest.raises(RelayUnavailable, match=match) as raised:
+        async with Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=0.5):
+            pass
+    assert 0.5 <= time.monotonic() - begun < TIMEOUT
+    assert f"{scheme}://127.0.0.1:{port}/0" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    if answers:
+        silent.close()
 
 
-def test_foreign_files_in_a_folder_are_refused(run: Runner, tmp_path: Path) -> None:
-    path = open_store(f"file://{tmp_path}", "purgatory")._path
-    theirs = sqlite3.connect(path)
-    theirs.execute("CREATE TABLE accounts (name TEXT)")
+async def test_relay_opens_once_unavailable_store_returns(tmp_path: Path) -> None:
+    (tmp_path / "app").write_text("in the way")
 
-    async def main() -> None:
-        with pytest.raises(ValueError, match=r"not a relay's database, and was left alone"):
-            async with Relay(f"file://{tmp_path}"):
-                pass
-        assert theirs.execute("SELECT name FROM sqlite_schema").fetchall() == [("accounts",)]
-        theirs.close()
-        path.write_bytes(b"a text that is no database" * 100)
-        with pytest.raises(ValueError, match=r"not a database"):
-            async with Relay(f"file://{tmp_path}"):
-                pass
-        assert path.read_bytes() == b"a text that is no database" * 100
+    async def bump() -> int:
+        async with Relay(f"file://{tmp_path}/app", timeout=30) as relay:
+            return await relay.bump("a")
 
-    run(main)
+    with pytest.raises(RelayUnavailable, match=r"Not a directory|File exists"):
+        await Relay(f"file://{tmp_path}/app/folder", timeout=0.2).__aenter__()
+    bumping = asyncio.create_task(bump())
+    done, _ = await asyncio.wait([bumping], timeout=0.2)
+    assert not done
+    (tmp_path / "app").unlink()
+    assert await bumping == 1
 
 
-@pytest.mark.slow
-def test_foreign_keys_in_redis_are_refused(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        with redis_server(tmp_path) as server:
-            for command in (
-                ("SET", "{purgatory}:versions", "x"),
-                ("SET", "{purgatory}:order", "x"),
-                ("HSET", "{purgatory}:versions", "name", "x"),
-                ("ZADD", "{purgatory}:order", "1", "x"),
-            ):
-                server.ask("FLUSHALL")
-                server.ask(*command)
-                before = server.ask("DUMP", command[1])
-                with pytest.raises(ValueError, match=r"it is not a relay's, and was left alone"):
-                    async with Relay(server.url):
-                        pass
-                assert server.ask("DUMP", command[1]) == before
-                assert server.ask("DBSIZE") == b":1\r\n"
-
-    run(main)
+# Forgetting
 
 
-@pytest.mark.slow
-def test_foreign_tables_in_postgresql_are_refused(run: Runner) -> None:
-    import asyncpg
-
-    async def main() -> None:
-        with postgres_server() as server:
-            connection = await asyncpg.connect(server.url)
-            await connection.execute("CREATE TABLE purgatory_versions (key text, version text)")
-            with pytest.raises(
-                ValueError, match=r'"purgatory_versions" is not a relay\'s, and was left alone'
-            ):
-                async with Relay(server.url):
-                    pass
-            assert await connection.fetch("SELECT * FROM purgatory_versions") == []
-            await connection.close()
-
-    run(main)
-
-
-class RecordingStore:
-    """Passes calls on to another store, and records its reads and writes."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.address = store.address
-        self.reads: list[tuple[tuple[str, ...], int | None]] = []
-        self.writes: list[list[Change]] = []
-        self.open, self.close, self.listen = store.open, store.close, store.listen
-        self.renew, self.send = store.renew, store.send
-
-    async def read(self, keys: tuple[str, ...], since: int | None) -> ReadResult:
-        self.reads.append((tuple(keys), since))
-        return await self._store.read(keys, since)
-
-    async def write(self, changes: list[Change], connection: Any = None) -> ChangeMessage:
-        self.writes.append(list(changes))
-        return await self._store.write(changes, connection)
+@given(
+    steps=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 5), st.booleans()), max_size=60)
+)
+def test_old_keys_are_forgotten_within_an_eighth(steps: list[tuple[float, int, bool]]) -> None:
+    seconds, now, position = 40.0, 0.0, 0
+    written = {0: 0.0}  # each position, and the time at which it was reached
+    samples: Samples = []
+    looks = [-1000.0]
+    for passes, writes, is_looked in steps:
+        now += passes
+        for _ in range(writes):
+            position += 1
+            written[position] = now
+        if not is_looked:
+            continue
+        samples, last = horizon(samples, now, position, seconds)
+        assert len(samples) <= SAMPLES + 2
+        old = [at for at, time in written.items() if time <= now - seconds]
+        assert last <= max(old, default=-1)
+        sampled = [look for look in looks if look <= now - seconds]
+        if sampled[1:]:  # positions written `seconds / SAMPLES` before the last such look
+            before = sampled[-1] - seconds / SAMPLES
+            expected = [at for at, time in written.items() if time <= before]
+            assert last >= max(expected, default=-1)
+        looks.append(now)
 
 
-def test_first_waits_and_writes_are_batched_per_iteration(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        store = RecordingStore(open_store(f"file://{tmp_path}", "test"))
-        async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
-            store.reads.clear()
-            waits = [
-                asyncio.create_task(here.wait(f"key{number % 40}", 0, TIMEOUT))
-                for number in range(400)
-            ]
-            await until(lambda: bool(store.reads))
-            await asyncio.sleep(0.05)
-            assert len(store.reads) <= 2
-            bumps = [
-                *(here.bump("a") for _ in range(5)),
-                here.advance("a", 10),
-                *(here.bump(f"key{n}") for n in range(40)),
-            ]
-            assert (await asyncio.gather(*bumps))[:6] == [11, 12, 13, 14, 15, 15]
-            [changes] = store.writes
-            assert changes[0] == ("a", 10, 5)
-            assert len(changes) == 41
-            assert await asyncio.gather(*waits) == [1] * 400
-            await until(lambda: there.statistics().received == 41)
-            assert here.statistics().sent == 41
-
-    run(main)
+def test_clock_set_back_forgets_nothing_early() -> None:
+    samples, _ = horizon([], 1000.0, 10, 40.0)
+    samples, last = horizon(samples, 100.0, 20, 40.0)
+    assert (samples, last) == ([(100.0, 20)], -1)
+    assert horizon(samples, 141.0, 30, 40.0)[1] == 20
 
 
-@on_both_loops
-def test_ten_thousand_transient_keys_leave_no_state(
-    run: Runner, file_relay: Callable[..., Relay]
-) -> None:
-    async def main() -> None:
-        async with file_relay() as here:
-            waits = [
-                asyncio.create_task(here.wait(f"key{number}", 0, TIMEOUT))
-                for number in range(10_000)
-            ]
-            await asyncio.sleep(0)
-            for number in range(0, 10_000, 2):
-                waits[number].cancel()
-            await asyncio.gather(*(here.bump(f"key{number}") for number in range(1, 10_000, 2)))
-            answers = await asyncio.gather(*waits[1::2])
-            assert answers == [1] * 5_000
-            await asyncio.gather(*waits, return_exceptions=True)
-            assert here.statistics().watched == 0
-            assert here._thresholds.statistics().keys == 0
-            assert not here._follower._keys_to_read
-
-    run(main)
+async def test_wait_on_forgotten_key_ends_at_next_write(relay: Callable[..., Relay]) -> None:
+    async with relay() as here, relay() as there:
+        assert await there.advance("a", 5) == 5
+        assert await there.advance("b", 40) == 40
+        waiting, other = (
+            asyncio.create_task(here.wait(key, n)) for key, n in (("a", 5), ("c", 40))
+        )
+        await knows(here, "a")
+        await there.forget("a")
+        await there.forget("b")
+        keys = ((there, "a"), (here, "b"), (here, "new"))
+        assert [await one.version(key) for one, key in keys] == [40] * 3
+        assert not waiting.done()
+        assert await here.wait("new", 0) == 40
+        assert await there.bump("a") == await waiting == 41
+        if not other.done():  # as it is if it has read its key after the floor had risen
+            assert await there.bump("c") == await other == 41
+        assert here.statistics().epochs == there.statistics().epochs == 1
 
 
-@on_both_loops
-def test_wait_seen_beyond_current_ends_with_current_version(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
-    async def main() -> None:
-        async with relay() as here:
-            await here.advance("a", 3)
-            assert await here.wait("a", 1000, TIMEOUT) == 3
-
-    run(main)
-
-
-@on_both_loops
-def test_wait_beyond_fresh_write_of_another_process_continues(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
-    async def main() -> None:
-        async with relay() as here, relay() as there:
-            for number in range(1, 30):
-                assert await here.bump("a") == number
-                with pytest.raises(TimeoutError):
-                    await there.wait("a", number, 0.005)
-
-    run(main)
+async def test_forgotten_key_with_lost_message_resyncs(relay: Callable[..., Relay]) -> None:
+    async with relay() as here, relay() as there:
+        waiting = asyncio.create_task(here.wait("a", 0))
+        await knows(here, "a")
+        deafen(here)
+        assert await there.bump("a") == 1
+        await there.forget("a")
+        assert not waiting.done()
+        resync(here)
+        assert await waiting == 1
 
 
-def test_missing_client_error_names_the_extra(
-    program: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    code = """if True:
-        import sys
-        sys.modules["redis"] = sys.modules["asyncpg"] = None
-        from purgatory.relay import Relay
-        for url in ("redis://host", "postgresql://host"):
-            try:
-                Relay(url)
-            except ImportError as error:
-                print(error)
-    """
-    printed = program("-c", code).stdout
-    assert "pip install '.[redis]' in a clone" in printed
-    assert "pip install '.[postgresql]' in a clone" in printed
+async def test_relay_forgets_only_unwritten_keys(relay: Callable[..., Relay]) -> None:
+    async with relay(forget_after=1.0) as here, relay() as there:
+        await asyncio.gather(*(there.advance(f"key{number}", 7) for number in range(1_000)))
+        waiting = asyncio.create_task(here.wait("key7", 7))
+        numbers = [await there.bump("busy")]
+
+        async def stored() -> set[str]:
+            keys, since, has_more = set(), 0, True
+            while has_more:
+                _, since, versions, has_more, *_ = await there._store.read((), since)
+                keys |= set(versions)
+            return keys
+
+        while await stored() != {"busy"}:
+            numbers.append(await there.bump("busy"))
+            await asyncio.sleep(0.02)
+        await until(lambda: here.statistics().is_connected)
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert not waiting.done()
+        assert await there.bump("key7") == await waiting == 8
+        assert await here.version("key8") == 7

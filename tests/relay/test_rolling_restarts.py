@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from loops import Runner
 from servers import SERVERS, TIMEOUT, place
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -170,49 +169,44 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("server", COMMANDS)
-def test_rolling_restart_loses_no_wait_and_names_endings(
-    run: Runner, server: str, url: str
-) -> None:
-    async def main() -> None:
-        with service(server, url) as (process, port):
-            clients = Clients(port)
-            writer = Client(clients)
-            while await clients.write(writer, KEYS[0]) is None:
-                assert process.poll() is None
-                await asyncio.sleep(0.05)
-            clients.unanswered.clear()
-            waiters = [
-                (route, key, number)
-                for route in ROUTES
-                for key in KEYS
-                for number in range(WAITS_PER_KEY)
-            ]
-            waiting = [create_task(clients.keep_waiting(*waiter)) for waiter in waiters]
-            writing = [create_task(clients.keep_writing()) for _ in range(4)]
-            before: set[int] = set()
-            for _ in range(2):
-                await clients.answered_by_others(before)
-                before = set(clients.workers) - before
-                process.send_signal(signal.SIGHUP)
+async def test_rolling_restart_loses_no_wait_and_names_endings(server: str, url: str) -> None:
+    with service(server, url) as (process, port):
+        clients = Clients(port)
+        writer = Client(clients)
+        while await clients.write(writer, KEYS[0]) is None:
+            assert process.poll() is None
+            await asyncio.sleep(0.05)
+        clients.unanswered.clear()
+        waiters = [
+            (route, key, number)
+            for route in ROUTES
+            for key in KEYS
+            for number in range(WAITS_PER_KEY)
+        ]
+        waiting = [create_task(clients.keep_waiting(*waiter)) for waiter in waiters]
+        writing = [create_task(clients.keep_writing()) for _ in range(4)]
+        before: set[int] = set()
+        for _ in range(2):
             await clients.answered_by_others(before)
-            clients.is_writing = False
-            await asyncio.gather(*writing)
-            writer.leave()
-            last: dict[str, int] = {}
-            for key in KEYS:
-                version = await clients.write(writer, key)
-                assert version is not None
-                last[key] = version
-            writer.leave()
-            while any(clients.seen[waiter] < last[waiter[1]] for waiter in waiters):
-                assert not any(task.done() for task in waiting)
-                await asyncio.sleep(0.01)
-            assert all(clients.seen[waiter] == last[waiter[1]] for waiter in waiters)
-            assert all(len(numbers) == len({*numbers}) for numbers in clients.given.values())
-            for task in waiting:
-                task.cancel()
-            await asyncio.wait(waiting)
-            assert clients.unanswered["503 the server is stopping"] > 0
-            assert {*clients.unanswered} <= {"503 the server is stopping", "cut before an answer"}
-
-    run(main)
+            before = set(clients.workers) - before
+            process.send_signal(signal.SIGHUP)
+        await clients.answered_by_others(before)
+        clients.is_writing = False
+        await asyncio.gather(*writing)
+        writer.leave()
+        last: dict[str, int] = {}
+        for key in KEYS:
+            version = await clients.write(writer, key)
+            assert version is not None
+            last[key] = version
+        writer.leave()
+        while any(clients.seen[waiter] < last[waiter[1]] for waiter in waiters):
+            assert not any(task.done() for task in waiting)
+            await asyncio.sleep(0.01)
+        assert all(clients.seen[waiter] == last[waiter[1]] for waiter in waiters)
+        assert all(len(numbers) == len({*numbers}) for numbers in clients.given.values())
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert clients.unanswered["503 the server is stopping"] > 0
+        assert {*clients.unanswered} <= {"503 the server is stopping", "cut before an answer"}

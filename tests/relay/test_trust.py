@@ -3,12 +3,10 @@
 import asyncio
 import json
 import logging
-import multiprocessing
 import re
-import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,27 +14,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import Runner
 from redis.asyncio import Redis
 from relay_waits import knows, until
 from servers import (
     TIMEOUT,
     NatsServer,
     PostgresServer,
+    RedisServer,
     nats_server,
     place,
-    postgres_server,
     redis_server,
 )
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from purgatory import RelayUnavailable
 from purgatory.relay import (
     ChangeMessage,
     Relay,
     _membership,
-    blocking,
     decode,
     encode,
 )
@@ -48,7 +42,7 @@ from purgatory.relay._messages import (
     Hint,
     Settled,
 )
-from purgatory.relay._store import Refused, open_store
+from purgatory.relay._store import Refused
 
 PAGE = Path(__file__).parents[2] / "purgatory/relay/README.md"
 
@@ -178,144 +172,50 @@ def test_message_beyond_bounds_is_refused(payload: bytes) -> None:
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1_000
 
 
-def test_forged_messages_cost_one_read_at_once(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            receiving = asyncio.create_task(relay.receive("a"))
-            await until(lambda: relay.statistics().watched == 1)
-            reads, read = [], relay._client.settled
+async def test_forged_messages_cost_one_read_at_once(tmp_path: Path) -> None:
+    async with Relay(f"file://{tmp_path}") as relay:
+        receiving = asyncio.create_task(relay.receive("a"))
+        await until(lambda: relay.statistics().watched == 1)
+        reads, read = [], relay._client.settled
 
-            async def count_reads(keys: Any) -> Any:
-                reads.append(keys)
-                return await read(keys)
+        async def count_reads(keys: Any) -> Any:
+            reads.append(keys)
+            return await read(keys)
 
-            relay._client.settled = count_reads  # type: ignore[method-assign]
-            for _ in range(100):
-                await relay._store.send(b'{"settled":["a","b"]}')
-                await relay._store.send(b'{"settled":[]}')
-            await relay._store.send(b'"last"')
-            assert await relay.deliver("a", b"value", ttl=TIMEOUT)
-            assert await receiving == b"value"
-            assert all(keys == ["a"] for keys in reads)
-
-    run(main)
+        relay._client.settled = count_reads  # type: ignore[method-assign]
+        for _ in range(100):
+            await relay._store.send(b'{"settled":["a","b"]}')
+            await relay._store.send(b'{"settled":[]}')
+        await relay._store.send(b'"last"')
+        assert await relay.deliver("a", b"value", ttl=TIMEOUT)
+        assert await receiving == b"value"
+        assert all(keys == ["a"] for keys in reads)
 
 
-def test_flood_of_foreign_messages_is_one_warning(
-    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_flood_of_foreign_messages_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING):
         async with Relay(f"file://{tmp_path}") as relay:
             for _ in range(500):
                 await relay._store.send(b"\x1b[2J\nforged")
             await relay._store.send(b'"last"')
             await until(lambda: "not a message" in caplog.text)
             await asyncio.sleep(0.1)
-
-    with caplog.at_level(logging.WARNING):
-        run(main)
     [record] = [each for each in caplog.records if "not a message" in each.getMessage()]
     assert record.getMessage().isprintable()
 
 
-# Redis
+# Rights
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rights", "match"),
-    [
-        ("+@all -publish", "permission to run PUBLISH on"),
-        ("+@all -@dangerous", "permission to run INFO on the keys {purgatory}:\\* and the channel"),
-        ("+@all -zrem -hget -time", "permission to run TIME, HGET, ZREM on"),
-        ("+@all -@write", "permission to run SET on"),
-        ("resetchannels +@all", "can't publish to the channel"),
-        ("+@all -subscribe", "permissions to run the 'subscribe' command"),
-        ("resetkeys +@all", "permissions to access"),
-    ],
-)
-def test_redis_user_without_rights_is_told_when_opening(
-    run: Runner, tmp_path: Path, rights: str, match: str
-) -> None:
-    async def main() -> None:
-        with redis_server(tmp_path) as server:
-            channels = [] if "resetchannels" in rights else ["allchannels"]
-            words = ("ACL", "SETUSER", "app", "on", ">secret", "allkeys", *channels)
-            assert server.ask(*words, *rights.split()) == b"+OK\r\n"
-            url = server.url.replace("redis://", "redis://app:secret@")
-            begun = time.monotonic()
-            with pytest.raises(RelayUnavailable, match=match) as caught:
-                async with Relay(url, timeout=TIMEOUT):
-                    pass
-            assert time.monotonic() < begun + TIMEOUT / 2
-            assert "secret" not in str(caught.value)
-
-    run(main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("right", ["-publish", "-hset", "-zadd"])
-def test_redis_bump_that_is_refused_writes_nothing(run: Runner, tmp_path: Path, right: str) -> None:
-    async def main() -> None:
-        with redis_server(tmp_path) as server:
-            server.ask("ACL", "SETUSER", "app", "on", "nopass", "allkeys", "allchannels", "+@all")
-            url = server.url.replace("redis://", "redis://app:x@")
-            async with Relay(server.url) as other, Relay(url, timeout=TIMEOUT) as relay:
-                assert await relay.bump("a") == 1
-                received = other.statistics().received
-                waiting = asyncio.create_task(other.wait("a", 1))
-                await knows(other, "a")
-                server.ask("ACL", "SETUSER", "app", right)
-                begun = time.monotonic()
-                with pytest.raises(RelayUnavailable) as caught:
-                    await relay.bump("a")
-                assert time.monotonic() < begun + TIMEOUT / 2
-                assert "perhaps" not in str(caught.value)
-                assert await other.version("a") == 1
-                assert not waiting.done() and other.statistics().received <= received + 1
-                server.ask("ACL", "SETUSER", "app", "+@all")
-                assert await relay.bump("a") == 2
-                assert await waiting == 2
-
-    run(main)
-
-
-@pytest.mark.slow
-def test_redis_renewal_that_is_refused_keeps_the_epoch(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        with redis_server(tmp_path) as server:
-            server.ask("ACL", "SETUSER", "app", "on", "nopass", "allkeys", "allchannels", "+@all")
-            store = open_store(server.url.replace("redis://", "redis://app:x@"), "purgatory")
-            await store.open()
-            epoch = (await store.read((), None)).epoch
-            for right in ("-publish", "-hset"):
-                server.ask("ACL", "SETUSER", "app", right)
-                with pytest.raises(Refused):
-                    await store.renew(epoch)
-                server.ask("ACL", "SETUSER", "app", "+@all")
-                assert (await store.read((), None)).epoch == epoch
-            await store.renew(epoch)
-            assert (await store.read((), None)).epoch != epoch
-            await store.close()
-
-    run(main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["redis", "cluster"])
-def test_rights_on_page_suffice_on_redis(run: Runner, tmp_path: Path, kind: str) -> None:
-    [rule] = re.findall(r"ACL SETUSER workers on >password (.*?)```", PAGE.read_text(), re.DOTALL)
-    more = ["+cluster|slots", "+ssubscribe", "+sunsubscribe", "+spublish"]
-    assert all(word.removeprefix("+") in PAGE.read_text() for word in more)
-
-    async def main() -> None:
-        with place(kind, tmp_path) as url:
-            async with Redis.from_url(url) as admin:
-                words = [*rule.split(), *more] if kind == "cluster" else rule.split()
-                await admin.execute_command("ACL", "SETUSER", "workers", "on", ">x", *words)
-                await do_all(url.replace("redis://", "redis://workers:x@"))
-
-    run(main)
+async def refused(url: str, match: str) -> None:
+    """Checks that no relay opens there, and that it is said without another attempt."""
+    begun = time.monotonic()
+    with pytest.raises((ValueError, RelayUnavailable), match=match):
+        async with Relay(url, timeout=TIMEOUT):
+            pass
+    assert time.monotonic() < begun + TIMEOUT / 2
 
 
 async def do_all(url: str) -> None:
@@ -331,6 +231,162 @@ async def do_all(url: str) -> None:
         await relay._store.renew(epoch)
         assert (await relay._store.read(["a"], 0)).epoch != epoch
         await relay._store.send(b'"a probe"')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis", "cluster", "nats", "postgresql"])
+async def test_rights_on_page_suffice(tmp_path: Path, kind: str) -> None:
+    page = PAGE.read_text()
+    if kind == "nats":
+        with nats_with_rights(tmp_path) as url:
+            await do_all(url)
+        return
+    with place(kind, tmp_path) as url:
+        if kind == "postgresql":
+            import asyncpg
+
+            [rights] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+            async with Relay(url, timeout=TIMEOUT):
+                pass
+            owner = await asyncpg.connect(url)
+            await owner.execute("CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers")
+            await owner.execute(rights.replace("DATABASE app", "DATABASE postgres"))
+            await owner.close()
+            await do_all(url.replace("tester", "worker"))
+            return
+        [rule] = re.findall(r"ACL SETUSER workers on >password (.*?)```", page, re.DOTALL)
+        more = ["+cluster|slots", "+ssubscribe", "+sunsubscribe", "+spublish"]
+        assert all(word.removeprefix("+") in page for word in more)
+        async with Redis.from_url(url) as admin:
+            words = [*rule.split(), *more] if kind == "cluster" else rule.split()
+            await admin.execute_command("ACL", "SETUSER", "workers", "on", ">x", *words)
+            await do_all(url.replace("redis://", "redis://workers:x@"))
+
+
+# Redis
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rights", "match"),
+    [
+        ("+@all -publish", "permission to run PUBLISH on"),
+        ("+@all -@dangerous", "permission to run INFO on the keys {purgatory}:\\* and the channel"),
+        ("+@all -zrem -hget -time", "permission to run TIME, HGET, ZREM on"),
+        ("+@all -@write", "permission to run SET on"),
+        ("resetchannels +@all", "can't publish to the channel"),
+        ("+@all -subscribe", "permissions to run the 'subscribe' command"),
+        ("resetkeys +@all", "permissions to access"),
+    ],
+)
+async def test_redis_user_without_rights_is_told_when_opening(
+    redis: RedisServer, rights: str, match: str
+) -> None:
+    channels = [] if "resetchannels" in rights else ["allchannels"]
+    words = ("ACL", "SETUSER", "app", "reset", "on", ">secret", "allkeys", *channels)
+    assert redis.ask(*words, *rights.split()) == b"+OK\r\n"
+    url = redis.url.replace("redis://", "redis://app:secret@")
+    begun = time.monotonic()
+    with pytest.raises(RelayUnavailable, match=match) as caught:
+        async with Relay(url, timeout=TIMEOUT):
+            pass
+    assert time.monotonic() < begun + TIMEOUT / 2
+    assert "secret" not in str(caught.value)
+
+
+WITHOUT = {
+    "-publish": ("bump", "deliver", "renew"),
+    "-hset": ("bump", "renew"),
+    "-zadd": ("bump",),
+    "-set": ("deliver",),
+    "-getrange": ("deliver again",),
+}
+"""The calls that need a right."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", WITHOUT)
+async def test_refused_call_on_redis_changes_nothing(
+    redis: RedisServer, prefix: str, right: str
+) -> None:
+    every = ("ACL", "SETUSER", "app", "reset", "on", "nopass", "allkeys", "allchannels", "+@all")
+    redis.ask(*every)
+    url = redis.url.replace("redis://", "redis://app:x@")
+    async with (
+        Relay(redis.url, prefix=prefix) as other,
+        Relay(url, prefix=prefix, timeout=TIMEOUT) as relay,
+    ):
+        assert await relay.bump("a") == 1
+        assert await other.deliver("taken", b"", ttl=TIMEOUT)
+        calls: dict[str, Callable[[], Any]] = {
+            "bump": lambda: relay.bump("a"),
+            "deliver": lambda: relay.deliver("a", b"value", ttl=TIMEOUT),
+            "deliver again": lambda: relay.deliver("taken", b"value", ttl=TIMEOUT),
+            "renew": lambda: relay._store.renew(other.epoch),
+        }
+        received, epoch = other.statistics().received, other.epoch
+        waits = [asyncio.create_task(call) for call in (other.wait("a", 1), other.receive("a"))]
+        await knows(other, "a")
+        redis.ask("ACL", "SETUSER", "app", right)
+        begun = time.monotonic()
+        for name in WITHOUT[right]:
+            with pytest.raises((RelayUnavailable, Refused)) as caught:
+                await calls[name]()
+            assert "perhaps" not in str(caught.value)
+        assert time.monotonic() < begun + TIMEOUT / 2
+        assert await other.version("a") == 1
+        assert not any(wait.done() for wait in waits)
+        assert other.statistics().received <= received + 1
+        assert (await other._store.read((), None)).epoch == epoch
+        redis.ask(*every)
+        assert await relay.bump("a") == 2
+        assert await relay.deliver("a", b"value", ttl=TIMEOUT)
+        assert await asyncio.gather(*waits) == [2, b"value"]
+
+
+@pytest.mark.slow
+async def test_foreign_redis_value_hurts_no_neighbour(redis: RedisServer, prefix: str) -> None:
+    foreign = f"{{{prefix}}}:settled:k7"
+    redis.ask("LPUSH", foreign, "mine")
+    keys = [f"k{number}" for number in range(20)]
+    async with Relay(redis.url, prefix=prefix, timeout=TIMEOUT) as relay:
+        deliveries = [relay.deliver(key, key.encode(), ttl=60) for key in keys]
+        receives = [relay.receive(key, TIMEOUT) for key in keys]
+        for calls, good in ((deliveries, True), (receives, None)):
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for key, result in zip(keys, results, strict=True):
+                if key == "k7":
+                    assert isinstance(result, ValueError) and "was left alone" in str(result)
+                else:
+                    assert result == (good or key.encode())
+        assert redis.ask("LLEN", foreign) == b":1\r\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("SET", "versions", ("x",)),
+        ("SET", "order", ("x",)),
+        ("HSET", "versions", ("name", "x")),
+        ("ZADD", "order", ("1", "x")),
+    ],
+)
+async def test_foreign_keys_in_redis_are_refused(
+    redis: RedisServer, prefix: str, command: str, name: str, words: tuple[str, ...]
+) -> None:
+    key = f"{{{prefix}}}:{name}"
+    redis.ask(command, key, *words)
+    before = redis.ask("DUMP", key), redis.ask("DBSIZE")
+    with pytest.raises(ValueError, match=r"it is not a relay's, and was left alone"):
+        await Relay(redis.url, prefix=prefix).__aenter__()
+    assert (redis.ask("DUMP", key), redis.ask("DBSIZE")) == before
 
 
 # NATS
@@ -367,36 +423,20 @@ def nats_with_rights(folder: Path, without: str = "", account: str = "") -> Iter
 
 
 @pytest.mark.slow
-def test_rights_on_page_suffice_on_nats(run: Runner, tmp_path: Path) -> None:
-    with nats_with_rights(tmp_path) as url:
-        run(lambda: do_all(url))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "account", "match"),
     [
         ("purgatory_versions.>", "", r"(?i)permissions violation for publish to .purgatory_vers"),
-        (
-            "$JS.API.STREAM.*.purgatory_versions",
-            "",
-            r"(?i)permissions violation for publish to .\$JS",
-        ),
+        ("$JS.API.STREAM.*.purgatory_versions", "", r"(?i)violation for publish to .\$JS"),
         ("purgatory_news", "", r"(?i)permissions violation for (subscription|publish)"),
         ("", "max_mem: 100M, max_bytes_required: true", "account requires a limit in bytes"),
     ],
 )
-def test_nats_user_without_rights_is_told_when_opening(
-    run: Runner, tmp_path: Path, without: str, account: str, match: str
+async def test_nats_user_without_rights_is_told_when_opening(
+    tmp_path: Path, without: str, account: str, match: str
 ) -> None:
-    async def main() -> None:
-        begun = time.monotonic()
-        with pytest.raises(RelayUnavailable, match=match):
-            await Relay(url, timeout=TIMEOUT).__aenter__()
-        assert time.monotonic() < begun + TIMEOUT / 2
-
     with nats_with_rights(tmp_path, without, account) as url:
-        run(main)
+        await refused(url, match)
 
 
 @pytest.mark.slow
@@ -409,41 +449,31 @@ def test_nats_user_without_rights_is_told_when_opening(
         {"Nats-Last-Sequence": "x", "Nats-Sequence": '1,{"a":5}],['},
     ],
 )
-def test_forged_message_on_nats_makes_no_relay_deaf(
-    run: Runner, tmp_path: Path, headers: dict[str, str]
+async def test_forged_message_on_nats_makes_no_relay_deaf(
+    tmp_path: Path, headers: dict[str, str]
 ) -> None:
     import nats
 
-    async def main() -> None:
-        with nats_server(tmp_path) as server:
-            async with Relay(server.url, resync=0.3) as here, Relay(server.url) as there:
-                assert await there.bump("a") == 1
-                waiting = asyncio.create_task(here.wait("a", 1))
-                await knows(here, "a")
-                client = await nats.connect(server.url)
-                forged = {"Purgatory-Epoch": here.epoch, **headers}
-                await client.publish("purgatory_news", b'{"b":7}', headers=forged)
-                await client.publish("purgatory_versions.key.=%%%", b"no version")
-                await client.publish("purgatory_versions.key.=YWJj", b"9" * 30)
-                await client.flush()
-                await client.close()
-                assert await there.bump("a") == 2
-                assert await waiting in (1, 2)  # 1, if the epoch had to end
-                assert await here.wait("a", 1) == 2
-                assert await here.version("a") == 2
-                assert await here.version("abc") == 0
-
-    run(main)
+    with nats_server(tmp_path) as server:
+        async with Relay(server.url, resync=0.3) as here, Relay(server.url) as there:
+            assert await there.bump("a") == 1
+            waiting = asyncio.create_task(here.wait("a", 1))
+            await knows(here, "a")
+            client = await nats.connect(server.url)
+            forged = {"Purgatory-Epoch": here.epoch, **headers}
+            await client.publish("purgatory_news", b'{"b":7}', headers=forged)
+            await client.publish("purgatory_versions.key.=%%%", b"no version")
+            await client.publish("purgatory_versions.key.=YWJj", b"9" * 30)
+            await client.flush()
+            await client.close()
+            assert await there.bump("a") == 2
+            assert await waiting in (1, 2)  # 1, if the epoch had to end
+            assert await here.wait("a", 1) == 2
+            assert await here.version("a") == 2
+            assert await here.version("abc") == 0
 
 
 # PostgreSQL
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        server.run("CREATE ROLE app LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE owner LOGIN")
-        yield server
 
 
 @pytest.fixture
@@ -454,8 +484,11 @@ def server(postgres: PostgresServer) -> PostgresServer:
     return postgres
 
 
+VERSIONS, REPLIES = "purgatory_versions", "purgatory_settled"
 SHAPE = "(key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text)"
-TABLE = f"CREATE UNLOGGED TABLE purgatory_versions {SHAPE}"
+TABLE = f"CREATE UNLOGGED TABLE {VERSIONS} {SHAPE}"
+OF_REPLIES = "(key bytea PRIMARY KEY, token bytea, expires timestamptz, value bytea)"
+VIEW = "SELECT ''::bytea AS key, 0::bigint AS version, '0'::xid8 AS changed, ''::text AS epoch"
 CODE = "CREATE FUNCTION evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
 
 
@@ -463,187 +496,122 @@ def app(server: PostgresServer) -> str:
     return server.url.replace("tester", "app")
 
 
-async def refused(url: str, match: str) -> None:
-    begun = time.monotonic()
-    with pytest.raises((ValueError, RelayUnavailable), match=match):
-        async with Relay(url, timeout=TIMEOUT):
-            pass
-    assert time.monotonic() < begun + TIMEOUT / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grant", ["ALL", "SELECT"])
-def test_table_of_another_role_is_refused(run: Runner, server: PostgresServer, grant: str) -> None:
-    server.run(f"{TABLE}; GRANT {grant} ON purgatory_versions TO PUBLIC", "mallory")
-    run(lambda: refused(app(server), "belongs to mallory: expected this role"))
-    assert server.run("SELECT count(*) FROM purgatory_versions") == "0\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "trap",
+    ("role", "statements", "match"),
     [
-        "CREATE TRIGGER t BEFORE INSERT ON purgatory_versions FOR EACH ROW EXECUTE FUNCTION evil()",
-        "CREATE RULE r AS ON INSERT TO purgatory_versions DO ALSO SELECT 1",
-        "ALTER TABLE purgatory_versions ENABLE ROW LEVEL SECURITY",
+        ("mallory", f"{TABLE}; GRANT ALL ON {VERSIONS} TO PUBLIC", "mallory: expected this role"),
+        ("mallory", f"{TABLE}; GRANT SELECT ON {VERSIONS} TO PUBLIC", "belongs to mallory"),
+        (
+            "mallory",
+            f"CREATE TABLE {REPLIES} {OF_REPLIES}; GRANT ALL ON {REPLIES} TO PUBLIC",
+            "belongs to mallory",
+        ),
+        *(
+            ("app", f"{CODE}; {TABLE}; {trap}", "is not a plain table")
+            for trap in (
+                f"CREATE TRIGGER t BEFORE INSERT ON {VERSIONS} FOR EACH ROW EXECUTE FUNCTION evil()",
+                f"CREATE RULE r AS ON INSERT TO {VERSIONS} DO ALSO SELECT 1",
+                f"ALTER TABLE {VERSIONS} ENABLE ROW LEVEL SECURITY",
+            )
+        ),
+        ("app", f"CREATE VIEW {VERSIONS} AS {VIEW} LIMIT 0", "is not a plain table"),
+        (
+            "app",
+            "CREATE DOMAIN int8 AS bigint CHECK (VALUE > 7);"
+            + TABLE.replace("bigint", "public.int8"),
+            "is not a relay",
+        ),
+        ("app", f"CREATE TABLE {VERSIONS} (key text, version text)", "is not a relay's, and was"),
     ],
 )
-def test_table_with_code_attached_is_refused(
-    run: Runner, server: PostgresServer, trap: str
+async def test_table_that_is_not_ours_is_refused(
+    server: PostgresServer, role: str, statements: str, match: str
 ) -> None:
-    server.run(f"{CODE}; {TABLE}; {trap}", "app")
-    run(lambda: refused(app(server), "is not a plain table"))
-    assert server.run("SELECT count(*) FROM purgatory_versions") == "0\n"
-
-
-@pytest.mark.slow
-def test_view_and_type_of_another_name_are_refused(run: Runner, server: PostgresServer) -> None:
-    columns = "''::bytea AS key, 0::bigint AS version, '0'::xid8 AS changed, ''::text AS epoch"
-    server.run(f"CREATE VIEW purgatory_versions AS SELECT {columns}", "app")
-    run(lambda: refused(app(server), "is not a plain table"))
-    server.run("DROP VIEW purgatory_versions; CREATE DOMAIN int8 AS bigint CHECK (VALUE > 7)")
-    server.run(TABLE.replace("bigint", "public.int8"), "app")
-    run(lambda: refused(app(server), "is not a relay"))
+    server.run(statements, role)
+    await refused(app(server), match)
+    table = REPLIES if REPLIES in statements else VERSIONS
+    assert server.run(f"SELECT count(*) FROM {table}") == "0\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner", ["tester", "app", "owner"])
-def test_table_of_a_trusted_role_is_used(run: Runner, server: PostgresServer, owner: str) -> None:
-    server.run("GRANT owner TO app")
-    server.run(f"{TABLE}; GRANT ALL ON purgatory_versions TO app", owner)
-
-    async def main() -> None:
-        async with Relay(app(server)) as relay:
-            assert await relay.bump("a") == 1
-
-    run(main)
-
-
-@pytest.mark.slow
-def test_advisory_locks_of_others_keep_nobody_from_opening(
-    run: Runner, server: PostgresServer
-) -> None:
+async def test_table_of_a_trusted_role_is_used(server: PostgresServer, owner: str) -> None:
+    """Also while another role holds an advisory lock."""
     import asyncpg
 
-    async def main() -> None:
-        mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
-        await mallory.execute("""SELECT pg_advisory_lock(hashtext('"purgatory_versions"'))""")
-        async with Relay(app(server)) as relay:
-            assert await relay.bump("a") == 1
-        await mallory.close()
-
-    run(main)
+    server.run("GRANT owner TO app")
+    server.run(f"{TABLE}; GRANT ALL ON {VERSIONS} TO app", owner)
+    mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
+    await mallory.execute(f"""SELECT pg_advisory_lock(hashtext('"{VERSIONS}"'))""")
+    async with Relay(app(server)) as relay:
+        assert await relay.bump("a") == 1
+    await mallory.close()
 
 
 @pytest.mark.slow
-def test_connecting_role_neither_lists_nor_adds_workers(
-    run: Runner, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+async def test_role_without_rights_to_replies_is_told_when_opening(server: PostgresServer) -> None:
+    async with Relay(server.url):
+        pass
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    server.run(f"GRANT {rights} ON {VERSIONS} TO app")
+    await refused(app(server), f"role app has no right to {rights} on its table .{REPLIES}")
+    server.run(f"GRANT {rights} ON {REPLIES} TO app")
+    await do_all(app(server))
+
+
+@pytest.mark.slow
+async def test_connecting_role_neither_lists_nor_adds_workers(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import asyncpg
 
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
+    reads, begun = [0], time.monotonic()
+    async with Relay(app(server)) as here, Relay(app(server)) as there:
+        read = here._client.settled
 
-    async def main() -> None:
-        reads, begun = [0], time.monotonic()
-        async with Relay(app(server)) as here, Relay(app(server)) as there:
-            read = here._client.settled
+        async def counted(keys: Any) -> Any:
+            reads[0] += 1
+            return await read(keys)
 
-            async def counted(keys: Any) -> Any:
-                reads[0] += 1
-                return await read(keys)
-
-            here._client.settled = counted  # type: ignore[method-assign]
-            mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
-            oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
-            heard: list[str] = []
-            channel = f"purgatory_news_{oid}"
-            await mallory.add_listener(channel, lambda *words: heard.append(words[-1]))
-            here.introduce(lambda: {"host": "secret", "pid": 1})
-            there.introduce(lambda: {"host": "secret", "pid": 2})
-            await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
-            await until(lambda: [worker.about["pid"] for worker in there.workers()] == [1])
-            for number in range(512):
-                forged = {"settled": ["\0workers", f"\0workers/m/{number}"]}
-                await mallory.execute("SELECT pg_notify($1, $2)", channel, json.dumps(forged))
-            assert await there.bump("a") == 1  # sent after them
-            assert await here.wait("a", 0) == 1
-            await asyncio.sleep(1.0)
-            assert {worker.about["pid"] for worker in here.workers()} <= {2}
-            await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
-            assert 1 <= reads[0] <= (time.monotonic() - begun) / _membership.READ_DELAY + 1
-            assert any("workers" in each for each in heard)  # mallory did listen
-            assert not [each for each in heard if "secret" in each or '"pid": 2' in each]
-            for query in ("TABLE purgatory_settled", "TABLE purgatory_versions"):
-                with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                    await mallory.fetch(query)
-            await mallory.close()
-
-    run(main)
+        here._client.settled = counted  # type: ignore[method-assign]
+        mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
+        oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
+        heard: list[str] = []
+        channel = f"purgatory_news_{oid}"
+        await mallory.add_listener(channel, lambda *words: heard.append(words[-1]))
+        here.introduce(lambda: {"host": "secret", "pid": 1})
+        there.introduce(lambda: {"host": "secret", "pid": 2})
+        await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
+        await until(lambda: [worker.about["pid"] for worker in there.workers()] == [1])
+        for number in range(512):
+            forged = {"settled": ["\0workers", f"\0workers/m/{number}"]}
+            await mallory.execute("SELECT pg_notify($1, $2)", channel, json.dumps(forged))
+        assert await there.bump("a") == 1  # sent after them
+        assert await here.wait("a", 0) == 1
+        await asyncio.sleep(1.0)
+        assert {worker.about["pid"] for worker in here.workers()} <= {2}
+        await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
+        assert 1 <= reads[0] <= (time.monotonic() - begun) / _membership.READ_DELAY + 1
+        assert any("workers" in each for each in heard)  # mallory did listen
+        assert not [each for each in heard if "secret" in each or '"pid": 2' in each]
+        for query in ("TABLE purgatory_settled", "TABLE purgatory_versions"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await mallory.fetch(query)
+        await mallory.close()
 
 
 @pytest.mark.slow
-def test_dropped_table_is_made_again_and_waits_end(run: Runner, server: PostgresServer) -> None:
-    async def main() -> None:
-        async with Relay(app(server), resync=0.3) as here, Relay(app(server)) as there:
-            assert await here.advance("a", 40) == 40
-            waiting = asyncio.create_task(here.wait("a", 40))
-            await knows(here, "a")
-            server.run("DROP TABLE purgatory_versions")
-            assert await waiting == 0
-            assert await there.bump("a") == 1
-            assert await here.wait("a", 0) == 1
-
-    run(main)
-
-
-@pytest.mark.slow
-def test_table_is_schema_qualified_on_callers_connection(
-    run: Runner, server: PostgresServer
-) -> None:
+async def test_table_is_schema_qualified_on_callers_connection(server: PostgresServer) -> None:
     import asyncpg
 
-    async def main() -> None:
-        connection = await asyncpg.connect(server.url, server_settings={"search_path": "nowhere"})
-        async with Relay(app(server)) as here:
-            async with connection.transaction():
-                assert await here.bump("a", connection=connection) == 1
-            assert await here.version("a") == 1
-        await connection.close()
-
-    run(main)
-
-
-# blocking
-
-
-def in_child(relay: blocking.Relay, results: Any) -> None:
-    try:
-        relay.bump("a")
-    except RuntimeError as error:
-        relay.close()
-        results.put(str(error))
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    with blocking.Relay(f"file://{tmp_path}") as relay:
-        assert relay.bump("a") == 1
-        child = context.Process(target=in_child, args=(relay, results))
-        child.start()
-        message = results.get(timeout=TIMEOUT)
-        child.join(TIMEOUT)
-        assert child.exitcode == 0
-        assert re.search(
-            r"was entered in process \d+, and this is \d+; enter one after the fork", message
-        )
-        assert relay.bump("a") == 2
-
-
-@pytest.mark.parametrize(
-    "url", ["redis:/x", "redis:x", "rediss:/h:1", "nats:/x", "postgresql:/db", "unix:/s"]
-)
-def test_address_without_slashes_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"expected \w+://"):
-        Relay(url)
+    connection = await asyncpg.connect(server.url, server_settings={"search_path": "nowhere"})
+    async with Relay(app(server)) as here:
+        async with connection.transaction():
+            assert await here.bump("a", connection=connection) == 1
+            assert await here.advance("b", 7, connection=connection) == 7
+            assert await here.version("b") == 0
+        assert await here.version("a") == 1
+        assert await here.version("b") == 7
+    await connection.close()

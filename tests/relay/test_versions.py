@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import Runner
 from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT
 
@@ -49,153 +48,128 @@ class Worker:
         return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
 
 
-def test_tag_holds_across_workers_and_restarts(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        url = f"file://{tmp_path}/app"
-        async with Relay(url) as first, Relay(url) as second:
-            request = await Worker(first).ask().done()
-            assert (request.status, request.content) == (200, b"0")
-            other = Worker(second)
-            waiting = other.ask(request.headers["etag"])
-            await until(lambda: other.polls.open == 1 and second.statistics().watched == 1)
-            await first.bump("news")
-            await waiting.done()
-            assert (waiting.status, waiting.content, waiting.headers["etag"]) == (
-                200,
-                b"1",
-                f'W/"{first.epoch}-1"',
-            )
-        async with Relay(url) as third:
-            request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
-            assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
-            await third.bump("news")
-            request = await Worker(third).ask(waiting.headers["etag"]).done()
-            assert (request.status, request.content) == (200, b"2")
-
-    run(main)
+async def test_tag_holds_across_workers_and_restarts(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/app"
+    async with Relay(url) as first, Relay(url) as second:
+        request = await Worker(first).ask().done()
+        assert (request.status, request.content) == (200, b"0")
+        other = Worker(second)
+        waiting = other.ask(request.headers["etag"])
+        await until(lambda: other.polls.open == 1 and second.statistics().watched == 1)
+        await first.bump("news")
+        await waiting.done()
+        assert (waiting.status, waiting.content, waiting.headers["etag"]) == (
+            200,
+            b"1",
+            f'W/"{first.epoch}-1"',
+        )
+    async with Relay(url) as third:
+        request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
+        assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
+        await third.bump("news")
+        request = await Worker(third).ask(waiting.headers["etag"]).done()
+        assert (request.status, request.content) == (200, b"2")
 
 
 @pytest.mark.parametrize("condition", ['"other-7"', '"{epoch}-1000"', None])
-def test_tag_of_another_epoch_gets_current_version(
-    run: Runner, tmp_path: Path, condition: str | None
+async def test_tag_of_another_epoch_gets_current_version(
+    tmp_path: Path, condition: str | None
 ) -> None:
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            await relay.advance("news", 3)
-            request = (
-                await Worker(relay)
-                .ask(condition and condition.replace("{epoch}", relay.epoch))
-                .done()
-            )
-            assert (request.status, request.content, request.headers["etag"]) == (
-                200,
-                b"3",
-                f'W/"{relay.epoch}-3"',
-            )
-
-    run(main)
+    async with Relay(f"file://{tmp_path}") as relay:
+        await relay.advance("news", 3)
+        request = (
+            await Worker(relay).ask(condition and condition.replace("{epoch}", relay.epoch)).done()
+        )
+        assert (request.status, request.content, request.headers["etag"]) == (
+            200,
+            b"3",
+            f'W/"{relay.epoch}-3"',
+        )
 
 
 @pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 @pytest.mark.parametrize("digits", ["9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000])
 @pytest.mark.parametrize("by", ["If-None-Match", "index", "Last-Event-ID"])
-def test_a_tag_beyond_every_version_names_none(
-    run: Runner, tmp_path: Path, by: str, digits: str
-) -> None:
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            await relay.advance("news", 3)
-            worker = Worker(relay)
-            worker.events.append((3, "event"))
-            tag = f"{relay.epoch}-{digits}"
-            if by == "Last-Event-ID":
-                request = Request(worker.app, b"", {by: tag}, path="/events")
-                await until(lambda: b"data: event" in request.content)
-                worker.polls.stop()
-            elif by == "index":
-                request = Request(worker.app, f"index={tag}".encode())
-            else:
-                request = Request(worker.app, b"", {by: f'"{tag}"'})
-            await request.done()
-            assert request.status == 200
-
-    run(main)
+async def test_a_tag_beyond_every_version_names_none(tmp_path: Path, by: str, digits: str) -> None:
+    async with Relay(f"file://{tmp_path}") as relay:
+        await relay.advance("news", 3)
+        worker = Worker(relay)
+        worker.events.append((3, "event"))
+        tag = f"{relay.epoch}-{digits}"
+        if by == "Last-Event-ID":
+            request = Request(worker.app, b"", {by: tag}, path="/events")
+            await until(lambda: b"data: event" in request.content)
+            worker.polls.stop()
+        elif by == "index":
+            request = Request(worker.app, f"index={tag}".encode())
+        else:
+            request = Request(worker.app, b"", {by: f'"{tag}"'})
+        await request.done()
+        assert request.status == 200
 
 
 @pytest.mark.parametrize("options", [{}, {"default_wait": 0.0}])
-def test_poll_that_does_not_wait_sees_the_change(
-    run: Runner, tmp_path: Path, options: dict[str, Any]
+async def test_poll_that_does_not_wait_sees_the_change(
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        url = f"file://{tmp_path}"
-        async with Relay(url) as relay, Relay(url) as other:
-            worker = Worker(relay)
-            worker.polls = LongPolls(signals=(), **options)
-            worker.app = worker.polls.middleware(worker.answer)
-            tag = f'W/"{relay.epoch}-0"'
-            query = b"" if options else b"wait=0"
-            request = await worker.ask(tag, query).done()
-            assert (request.status, request.headers["etag"]) == (304, tag)
-            await other.bump("news")
-            request = await worker.ask(tag, query).done()
-            assert (request.status, request.content) == (200, b"1")
-            assert request.headers["etag"] == f'W/"{relay.epoch}-1"'
-
-    run(main)
+    url = f"file://{tmp_path}"
+    async with Relay(url) as relay, Relay(url) as other:
+        worker = Worker(relay)
+        worker.polls = LongPolls(signals=(), **options)
+        worker.app = worker.polls.middleware(worker.answer)
+        tag = f'W/"{relay.epoch}-0"'
+        query = b"" if options else b"wait=0"
+        request = await worker.ask(tag, query).done()
+        assert (request.status, request.headers["etag"]) == (304, tag)
+        await other.bump("news")
+        request = await worker.ask(tag, query).done()
+        assert (request.status, request.content) == (200, b"1")
+        assert request.headers["etag"] == f'W/"{relay.epoch}-1"'
 
 
-def test_star_tag_waits_beyond_any_version(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
-            assert (request.status, request.headers["etag"]) == (204, f'W/"{relay.epoch}-0"')
-
-    run(main)
+async def test_star_tag_waits_beyond_any_version(tmp_path: Path) -> None:
+    async with Relay(f"file://{tmp_path}") as relay:
+        request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
+        assert (request.status, request.headers["etag"]) == (204, f'W/"{relay.epoch}-0"')
 
 
-def test_unavailable_store_keeps_polls_and_refuses_new_ones(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        folder = tmp_path / "app"
-        async with Relay(f"file://{folder}", resync=0.2, timeout=TIMEOUT) as relay:
-            worker, epoch = Worker(relay), relay.epoch
-            waiting = worker.ask(f'"{epoch}-0"', b"wait=60")
-            await knows(relay, "news")
-            await set_timeout(relay, 0.5)
-            shutil.rmtree(folder)
-            folder.write_text("")
-            request = await worker.ask().done()
-            assert (request.status, request.headers["retry-after"]) == (503, "7")
-            assert request.content == b"cannot read 'news': the store is unreachable"
-            assert worker.polls.endings[Ending.REFUSED] == 1
-            folder.unlink()
-            folder.mkdir()
-            await waiting.done()
-            assert (waiting.status, waiting.content) == (200, b"0")
-            assert waiting.headers["etag"] == f'W/"{relay.epoch}-0"' != f'W/"{epoch}-0"'
-
-    run(main)
+async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    async with Relay(f"file://{folder}", resync=0.2, timeout=TIMEOUT) as relay:
+        worker, epoch = Worker(relay), relay.epoch
+        waiting = worker.ask(f'"{epoch}-0"', b"wait=60")
+        await knows(relay, "news")
+        await set_timeout(relay, 0.5)
+        shutil.rmtree(folder)
+        folder.write_text("")
+        request = await worker.ask().done()
+        assert (request.status, request.headers["retry-after"]) == (503, "7")
+        assert request.content == b"cannot read 'news': the store is unreachable"
+        assert worker.polls.endings[Ending.REFUSED] == 1
+        folder.unlink()
+        folder.mkdir()
+        await waiting.done()
+        assert (waiting.status, waiting.content) == (200, b"0")
+        assert waiting.headers["etag"] == f'W/"{relay.epoch}-0"' != f'W/"{epoch}-0"'
 
 
 @pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
-def test_events_are_sent_for_versions_of_the_relay(run: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Relay(f"file://{tmp_path}") as relay:
-            worker = Worker(relay)
-            request = Request(worker.app, b"", {}, path="/events")
-            await until(lambda: bool(request.answer and relay.statistics().watched))
-            for number in (1, 2, 3):
-                if number < 3:  # a version need not bring anything
-                    worker.events.append((number, f"event {number}"))
-                await relay.bump("news")
-                await until(
-                    lambda number=number: request.content.count(b"data: event") >= min(number, 2)
-                )
-            worker.polls.stop()
-            await request.done()
-            assert request.content.count(b"data: event") == 2
-            assert f"id: {relay.epoch}-2".encode() in request.content
-
-    run(main)
+async def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
+    async with Relay(f"file://{tmp_path}") as relay:
+        worker = Worker(relay)
+        request = Request(worker.app, b"", {}, path="/events")
+        await until(lambda: bool(request.answer and relay.statistics().watched))
+        for number in (1, 2, 3):
+            if number < 3:  # a version need not bring anything
+                worker.events.append((number, f"event {number}"))
+            await relay.bump("news")
+            await until(
+                lambda number=number: request.content.count(b"data: event") >= min(number, 2)
+            )
+        worker.polls.stop()
+        await request.done()
+        assert request.content.count(b"data: event") == 2
+        assert f"id: {relay.epoch}-2".encode() in request.content
 
 
 def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
