@@ -15,12 +15,17 @@ class Proxy:
         self.open: list[list[asyncio.StreamWriter]] = []
         self.silent: list[list[asyncio.StreamWriter]] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.connecting = 0
         self.has_ended = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         both = [writer]
         self.open.append(both)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self.connecting += 1
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        finally:
+            self.connecting -= 1
         if self.has_ended:
             writer.close()
             far_writer.close()
@@ -59,3 +64,5 @@ class Proxy:
                 for writer in both:
                     writer.close()
             await asyncio.sleep(0.01)
+            while self.connecting:
+                await asyncio.sleep(0.01)

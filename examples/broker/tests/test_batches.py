@@ -38,7 +38,7 @@ async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
     async with running_broker() as client:
         for time in (1000, 2000):
             batch = make_batch(*VALUES, time=time, attributes=number, compress=compress)
-            assert await client.produce("topic", batch)[0][0] == "none"
+            assert (await client.produce("topic", batch))[0][0] == "none"
         found = []
         for time in (0, 1002, 1003, 1004, 2003, 2004, -3):
             partitions = [{"partition_index": 0, "timestamp": time}]

@@ -53,15 +53,7 @@ async def send(client: Direct, *values: bytes, **options: Any) -> tuple[str, int
 
 async def span(client: Direct) -> tuple[int, int]:
     """The first offset and the next one."""
-    return (await offset_at(client, -2))[0], (await offset_at(client, -1))[0]
-
-
-async def offset_at(client: Direct, time: int) -> tuple[int, int]:
-    """The offset and the time that are found for a time."""
-    partitions = [{"partition_index": 0, "timestamp": time}]
-    response = await client.ask("list_offsets", topics=[{"name": "t", "partitions": partitions}])
-    (partition,) = response.topics[0].partitions
-    return partition.offset, partition.timestamp
+    return (await client.list_offset("t", -2))[0], (await client.list_offset("t", -1))[0]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +220,7 @@ async def test_records_get_the_time_of_the_append() -> None:
         now = client.broker.clock.milliseconds()
         assert now - 60_000 < appended.timestamp() * 1000 <= now + 1
         milliseconds = round(appended.timestamp() * 1000)
-        found = [await offset_at(client, time) for time in (6, -3, now + 60_000)]
+        found = [await client.list_offset("t", time) for time in (6, -3, now + 60_000)]
         assert found == [(0, milliseconds), (0, milliseconds), (-1, -1)]
 
 

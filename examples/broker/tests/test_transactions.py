@@ -108,12 +108,6 @@ async def stable(
     return partition.last_stable_offset, count, found
 
 
-async def latest(client: Direct, level: int) -> int:
-    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
-    response = await client.ask("list_offsets", topics=topics, isolation_level=level)
-    return int(response.topics[0].partitions[0].offset)
-
-
 async def test_records_are_readable_when_their_transaction_is_committed() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
@@ -122,13 +116,19 @@ async def test_records_are_readable_when_their_transaction_is_committed() -> Non
         assert [await producer.send(), await producer.send()] == ["none", "none"]
         assert await stable(client) == (0, 0, [])
         assert await stable(client, level=0) == (0, 2, None)
-        assert (await latest(client, 1), await latest(client, 0)) == (0, 2)
+        assert (
+            (await client.list_offset("topic", -1, isolation_level=1))[0],
+            (await client.list_offset("topic", -1, isolation_level=0))[0],
+        ) == (0, 2)
         waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
         assert not waiting.done()
         assert await producer.end() == "none"
         assert waiting.done()
         assert await stable(client) == (3, 3, [])
-        assert (await latest(client, 1), await latest(client, 0)) == (3, 3)
+        assert (
+            (await client.list_offset("topic", -1, isolation_level=1))[0],
+            (await client.list_offset("topic", -1, isolation_level=0))[0],
+        ) == (3, 3)
         assert await producer.end() == "none"  # the response may have been lost
         assert await producer.end(committed=False) == "invalid_txn_state"
 
@@ -221,10 +221,10 @@ async def test_last_stable_offset_is_above_deleted_records(tmp_path: Path) -> No
             "delete_records", topics=[{"name": "topic", "partitions": partitions}]
         )
         assert deleted.topics[0].partitions[0].low_watermark == 2
-        assert await latest(client, 1) == 2
+        assert (await client.list_offset("topic", -1, isolation_level=1))[0] == 2
         assert await stable(client, offset=2) == (2, 0, [])
     async with running_broker(directory=tmp_path, topics=()) as client:
-        assert await latest(client, 1) == 2
+        assert (await client.list_offset("topic", -1, isolation_level=1))[0] == 2
         producer.client = client
         assert await producer.end(committed=False) == "none"
         assert await stable(client, offset=2) == (4, 2, [(producer.id, 0)])
