@@ -8,7 +8,13 @@ from helpers import Probe, Spy, iterations, outcome
 from invariants import MAX_PER_ITERATION, check
 from loops import on_virtual_time
 
-from purgatory import OperationCancelled, OperationState, Purgatory, PurgatoryClosed
+from purgatory import (
+    OperationCancelled,
+    OperationState,
+    Purgatory,
+    PurgatoryClosed,
+    ThresholdPurgatory,
+)
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -132,6 +138,32 @@ async def test_cancelled_close_still_answers_everything(drain, waits):
     assert all(operation.state is CANCELLED for operation in operations)
     assert await purgatory.aclose() == []
     check(purgatory)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("make", [Purgatory, ThresholdPurgatory])
+async def test_closed_purgatory_is_entered_again_when_idle(make):
+    home = make("orders")
+
+    def wait():
+        waits = home.wait(Probe(30), ["key"]) if make is Purgatory else home.wait("key", 1, 30)
+        return asyncio.create_task(outcome(waits))
+
+    waiting = wait()
+    await iterations()
+    closing = asyncio.create_task(home.aclose(5))
+    await iterations(2)
+    with pytest.raises(PurgatoryClosed, match="cannot open orders again: it is being closed"):
+        await home.__aenter__()
+    assert isinstance(await wait(), PurgatoryClosed)
+    assert len(await closing if make is Purgatory else [await closing]) == 1
+    assert isinstance(await waiting, OperationCancelled)
+    async with home:
+        waiting = wait()
+        await iterations(2)
+        assert home.pending == 1
+    assert isinstance(await waiting, OperationCancelled)
+    check(home)
 
 
 @on_virtual_time

@@ -47,6 +47,16 @@ async def test_decided_waits_keep_their_outcome():
         assert deadlines(purgatory) == 0
 
 
+async def test_later_advance_wakes_after_earlier_burst():
+    size, answered = 2 * MAX_PER_ITERATION, []
+    async with ThresholdPurgatory() as purgatory:
+        await start_waits(purgatory, *[("a", n) for n in range(size)], ("b", 1), log=answered)
+        assert purgatory.advance("a", size) == size and purgatory.advance("b", 1) == 1
+        assert purgatory.statistics().unanswered == size + 1 - MAX_PER_ITERATION
+        await iterations(5)
+        assert [number for number, _ in answered] == list(range(size + 1))
+
+
 # Closing
 
 
