@@ -30,6 +30,7 @@ from math import ceil
 from secrets import token_hex
 from typing import Any, Final, final
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 from purgatory._core.errors import how_to_install
 
@@ -101,6 +102,13 @@ class RedisStore:
             }
         self._hosts = deque(hosts_of(self._url))
         """Hosts to ask which server has the keys; the next one first."""
+        self._host = ""
+        """The server that has the keys, as last found."""
+        self._moves = 0
+        """How often that changed, or a server turned out to be a replica."""
+        self._moves_at = WeakKeyDictionary[Redis, int]()
+        """Clients -> `_moves` when each was made; an older one may be of another server, to which it
+        connects again by itself."""
         try:
             client = self._make_client(self._hosts[0], is_found=True)
             pool: Any = client.connection_pool
@@ -143,7 +151,9 @@ class RedisStore:
 
     async def connect(self, current: Redis | None) -> Redis:
         """See `Server.connect`."""
-        client = current or await self._find_server()
+        client = current
+        if client is None or self._moves_at[client] != self._moves:
+            client = await self._find_server()
         pool: Any = client.connection_pool
         try:
             await pool.release(await pool.get_connection())
@@ -161,6 +171,8 @@ class RedisStore:
         """See `Server.kind_of`."""
         if "FOREIGN" in str(error) or "WRONGTYPE" in str(error):
             return ValueError
+        if "read only replica" in str(error):
+            self._moves += 1
         if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
             return Refused if REFUSAL.search(str(error)) else NotWritten
         return RelayUnavailable if isinstance(error, (RedisError, OSError)) else None
@@ -177,11 +189,16 @@ class RedisStore:
         finally:
             if found != host:
                 self._writer.discard(asked)
+        client = asked
         if found != host:
-            return self._make_client(found, is_found=True)
-        self._hosts.remove(host)
-        self._hosts.appendleft(host)
-        return asked
+            client = self._make_client(found, is_found=True)
+        else:
+            self._hosts.remove(host)
+            self._hosts.appendleft(host)
+        if found != self._host:
+            self._host, self._moves = found, self._moves + 1
+        self._moves_at[client] = self._moves
+        return client
 
     async def _ask(self, client: Redis, host: str) -> str:
         """The host that has the keys, as `host` says."""
