@@ -300,19 +300,23 @@ def test_finding_links_its_chart_and_names_are_escaped(sized: Chrome, report: Pa
 
 
 def test_dark_is_dark_and_paper_is_light(sized: Chrome, report: Path) -> None:
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
     opened(sized, report)
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    assert sized.execute_script(ground) == "rgb(22, 24, 28)"
+    grounds = (
+        "return [document.body, document.querySelector('.main-svg text')]"
+        ".map(each => getComputedStyle(each)).map(each => [each.backgroundColor, each.fill])"
+    )
+    light, black = "rgb(255, 255, 255)", "rgb(22, 24, 28)"
+    [[page, _], [_, words]] = sized.execute_script(grounds)
+    assert (page, words) == (black, "rgb(230, 231, 234)")
 
-    sized.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert sized.execute_script(ground) == "rgb(255, 255, 255)"
-    assert sized.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 7
-    sized.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert sized.execute_script(ground) == "rgb(22, 24, 28)"
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
+    [[page, _], [_, words]] = sized.execute_script(grounds)
+    assert (page, words) == (light, "rgb(28, 30, 33)")
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [dark]})
     sized.find_element(By.ID, "theme").click()
-    assert sized.execute_script(ground) == "rgb(255, 255, 255)"
+    assert sized.execute_script(grounds)[0][0] == light
 
 
 def test_names_with_markup_are_shown_as_text(sized: Chrome, tmp_path: Path) -> None:
@@ -328,7 +332,6 @@ def test_names_with_markup_are_shown_as_text(sized: Chrome, tmp_path: Path) -> N
     main(["report", str(tmp_path / "journal"), "--out", str(tmp_path)])
 
     opened(sized, tmp_path / "report.html")
-    sized.execute_script("all()")
     drawn = "return document.querySelectorAll('.picture .main-svg').length >= 9"
     WebDriverWait(sized, 30).until(lambda chrome: chrome.execute_script(drawn))
 

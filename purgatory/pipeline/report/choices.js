@@ -17,41 +17,19 @@ function setTimeoutTried(value) {
 function timeoutMoved() {
   answer();
   tables();
-  for (const id of ["waits", "survival"]) stale.has(id) || Plotly.relayout(id, { shapes: marks() });
+  for (const id of ["waits", "survival"]) if (by(id).on) Plotly.relayout(id, { shapes: marks() });
 }
 
 function choices() {
-  const options = (id, values, all) => {
-    by(id).innerHTML = [
-      `<option value="">${all}</option>`,
-      ...values.map(
-        ([value, name]) =>
-          `<option value="${text(String(value)).replace(/"/g, "&quot;")}">${text(name)}</option>`,
-      ),
-    ].join("");
-  };
-  const names = [...new Set(data.groups.map((each) => each[0]))];
-  options(
-    "purgatory",
-    names.map((name) => [name, name]),
-    "all",
-  );
-  options(
-    "kind",
-    [
-      ...new Set(
-        data.groups
-          .filter((each) => !state.purgatory || each[0] === state.purgatory)
-          .map((each) => each[1]),
-      ),
-    ].map((name) => [name, name]),
-    "all",
-  );
-  options(
-    "run",
-    data.runs.map((name, run) => [run, name]),
-    "all",
-  );
+  const fill = (id, names, values = names) =>
+    by(id).replaceChildren(
+      new Option("all", ""),
+      ...names.map((name, place) => new Option(name, values[place])),
+    );
+  const mine = data.groups.filter((each) => !state.purgatory || each[0] === state.purgatory);
+  fill("purgatory", [...new Set(data.groups.map((each) => each[0]))]);
+  fill("kind", [...new Set(mine.map((each) => each[1]))]);
+  fill("run", data.runs, [...data.runs.keys()]);
   by("runs").hidden = !data.runs.length;
   by("purgatory").value = state.purgatory;
   by("kind").value = state.kind;
@@ -78,31 +56,21 @@ function zoomed(event) {
     if (event["xaxis.autorange"]) choose({ from: 0, to: data.window.count });
     return;
   }
-  const place = (name) =>
-    (new Date(
-      `${String(event[name]).replace(" ", "T").slice(0, 23)}Z`.replace(
-        /^(\d{4}-\d\d-\d\d)Z$/,
-        "$1T00:00Z",
-      ),
-    ) -
-      data.window.start) /
-    data.window.width;
+  const place = (name) => {
+    const [day, moment = "00:00"] = String(event[name]).split(/[ T]/);
+    return (new Date(`${day}T${moment.slice(0, 12)}Z`) - data.window.start) / data.window.width;
+  };
   const from = Math.max(0, Math.floor(place("xaxis.range[0]"))),
     to = Math.min(data.window.count, Math.ceil(place("xaxis.range[1]")));
   if (to > from && (from !== state.from || to !== state.to)) choose({ from, to });
 }
 
-function theme(name) {
-  document.documentElement.dataset.theme = name;
-  pictures();
-}
-
 function start() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  let shown = dark.matches ? "dark" : "light";
-  theme(shown);
-  dark.addEventListener("change", () => theme((shown = dark.matches ? "dark" : "light")));
-  by("theme").onclick = () => theme((shown = shown === "dark" ? "light" : "dark"));
+  const root = document.documentElement.style;
+  by("theme").onclick = () => {
+    const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+    root.colorScheme = root.colorScheme ? "" : isDark ? "light" : "dark";
+  };
   by("purgatory").onchange = (event) => choose({ purgatory: event.target.value });
   by("kind").onchange = (event) => choose({ kind: event.target.value });
   by("run").onchange = (event) =>
@@ -131,16 +99,15 @@ function start() {
   setTimeoutTried(typical || Math.sqrt(shortest * longest));
   choices();
   show();
-  addEventListener("beforeprint", () => {
-    theme("light");
-    all();
-    for (const id of present())
-      Plotly.relayout(id, { width: id === "waits" || id === "survival" ? 345 : 700 });
-  });
-  addEventListener("afterprint", () => {
-    theme(shown);
-    for (const id of present()) Plotly.relayout(id, { width: null, autosize: true });
-  });
+  // On paper the pictures have its width.
+  const size = (widths) => {
+    for (const each of document.querySelectorAll(".js-plotly-plot"))
+      Plotly.relayout(each, widths(each.id));
+  };
+  addEventListener("beforeprint", () =>
+    size((id) => ({ width: id === "waits" || id === "survival" ? 345 : 700 })),
+  );
+  addEventListener("afterprint", () => size(() => ({ width: null, autosize: true })));
 }
 
 // Plotly is compressed, which makes the page two thirds smaller. Unpacking it is faster than loading
@@ -163,6 +130,6 @@ async function unpacked() {
 const unpacking = unpacked();
 start();
 unpacking.then(() => {
-  document.querySelectorAll(".picture").forEach((each) => watcher.observe(each));
+  pictures();
   document.documentElement.dataset.ready = "yes";
 });

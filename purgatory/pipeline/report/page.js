@@ -20,10 +20,7 @@ function seconds(value) {
   return value < 1 ? `${digits(value * 1e3)} ms` : `${digits(value)} s`;
 }
 const instant = (ms) =>
-  new Date(ms)
-    .toISOString()
-    .replace("T", " ")
-    .replace(/\.000Z$|Z$/, "");
+  ms == null ? "" : new Date(ms).toISOString().replace("T", " ").replace(/\.000Z$|Z$/, "");
 const at = (place) => data.window.start + place * data.window.width;
 const text = (value) => {
   const span = document.createElement("span");
@@ -83,7 +80,7 @@ function span(columns) {
   ];
 }
 
-/** Counts by step (see _durations.py), of the chosen operations that began in the chosen time. */
+/** Counts by step (see _data.py), of the chosen operations that began in the chosen time. */
 function steps(columns, names, isMine = () => true) {
   const sums = new Map();
   for (const row of chosen(columns)) {
@@ -237,9 +234,12 @@ const ofAll = (name) => (whole() ? name : `${name}, whole time`);
 const column = (name, value, show, kind) => ({ name, value, show, text: kind });
 const word = (name, value, kind = "text") => column(name, value, null, kind);
 
+const orNot = (show) => (value) => (value == null ? "not answerable" : show(value));
+const answered = (rate, exact) => (row) =>
+  whole() && state.run < 0 ? row[exact] : timeoutFor(row.curve, rate);
+
 function tables() {
-  const ends = endsOfGroups(),
-    isExact = whole() && state.run < 0;
+  const ends = endsOfGroups();
   const kinds = [...ends].map(([group, sum]) => ({
     ...data.timeouts[group],
     ...sum,
@@ -263,20 +263,12 @@ function tables() {
       column("missed", (row) => row.missed, count),
       column(ofAll("shortest timeout"), (row) => row.timeout_min_s, seconds),
       column(ofAll("longest timeout"), (row) => row.timeout_max_s, seconds),
-      column(
-        "timeout for 1 %",
-        (row) => (isExact ? row.timeout_1_percent : timeoutFor(row.curve, 0.01)),
-        (value) => (value == null ? "not answerable" : seconds(value)),
-      ),
-      column(
-        "timeout for 0.1 %",
-        (row) => (isExact ? row.timeout_01_percent : timeoutFor(row.curve, 0.001)),
-        (value) => (value == null ? "not answerable" : seconds(value)),
-      ),
+      column("timeout for 1 %", answered(0.01, "timeout_1_percent"), orNot(seconds)),
+      column("timeout for 0.1 %", answered(0.001, "timeout_01_percent"), orNot(seconds)),
       column(
         `would expire with ${seconds(state.timeout)}`,
         (row) => (expiryRate(row.group, row.curve, state.timeout) || [null])[0],
-        (value) => (value == null ? "not answerable" : share(value)),
+        orNot(share),
       ),
     ],
     kinds,
@@ -312,16 +304,8 @@ function tables() {
       word("key", (row) => row.key),
       column("missed", (row) => row.inTime, count),
       column(ofAll("operations"), (row) => row.operations, count),
-      column(
-        "first",
-        (row) => row.first,
-        (value) => (value == null ? "" : instant(value)),
-      ),
-      column(
-        "last",
-        (row) => row.last,
-        (value) => (value == null ? "" : instant(value)),
-      ),
+      column("first", (row) => row.first, instant),
+      column("last", (row) => row.last, instant),
     ],
     data.missed
       .filter(isKey)

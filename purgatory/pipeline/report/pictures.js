@@ -1,55 +1,39 @@
-// Draws: each picture from the one state, when it is in sight.
+// Draws each picture from the one state. Text, lines and grounds have their colours from page.css.
 
-const colour = (name) =>
-  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const ink = {
+  completed: "#27a882",
+  expired: "#e39a35",
+  cancelled: "#8b94a3",
+  missed: "#e0506a",
+  pending: "#4a86e0",
+  faint: "#8a9099",
+};
+const inks = [ink.pending, ink.expired, ink.completed, ink.missed, "#a06cd5", "#4fb3c4"];
+const config = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+const clear = { paper_bgcolor: "transparent", plot_bgcolor: "transparent" };
 
-function layout(more) {
-  const axis = {
-    gridcolor: colour("line"),
-    zerolinecolor: colour("line"),
-    linecolor: colour("line"),
-    automargin: true,
-  };
-  const base = {
-    paper_bgcolor: colour("ground"),
-    plot_bgcolor: colour("ground"),
-    font: { color: colour("ink"), size: 12, family: "system-ui, sans-serif" },
+function draw(id, traces, more) {
+  const layout = {
+    ...clear,
+    font: { size: 12, family: "system-ui, sans-serif" },
     margin: { l: 55, r: 12, t: 34, b: 40 },
     height: 300,
     hovermode: "x unified",
-    showlegend: true,
-    hoverlabel: { bgcolor: colour("head"), font: { color: colour("ink") } },
     legend: { orientation: "h", yanchor: "bottom", y: 1.02, x: 0, font: { size: 11 } },
     ...more,
+    xaxis: { automargin: true, ...more.xaxis },
+    yaxis: { automargin: true, rangemode: "tozero", ...more.yaxis },
   };
-  base.xaxis = { ...axis, ...more.xaxis };
-  base.yaxis = { ...axis, rangemode: "tozero", ...more.yaxis };
-  return base;
+  // Plotly takes names for markup, so that one with <a href> would be a link in the legend.
+  const escaped = traces.map((trace) => ({ ...trace, name: text(trace.name ?? "") }));
+  Plotly.react(id, escaped, layout, config);
 }
-
-const config = {
-  displaylogo: false,
-  responsive: true,
-  displayModeBar: false,
-  doubleClick: "reset",
-};
-// Plotly takes names for markup, so that one with <a href> would be a link in the legend.
-const escaped = (trace) =>
-  trace.name === undefined ? trace : { ...trace, name: text(trace.name) };
-const draw = (id, traces, more) => Plotly.react(id, traces.map(escaped), layout(more), config);
-const inks = ["pending", "expired", "completed", "missed", "cancelled", "ink"];
 const time = (place) => new Date(at(place)).toISOString().slice(0, 23);
 const timeAxis = () => ({ type: "date", range: [time(state.from), time(state.to)] });
-const empty = (id, why, height = 120) =>
-  draw(id, [], {
-    height,
-    showlegend: false,
-    xaxis: { visible: false },
-    yaxis: { visible: false },
-    annotations: [{ text: why, showarrow: false, font: { color: colour("faint") } }],
-  });
-
-const BARS = 40;
+const spans = () => Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+const nothing = { xaxis: { visible: false }, yaxis: { visible: false }, height: 120 };
+const empty = (id, why) =>
+  draw(id, [], { ...nothing, annotations: [{ text: why, showarrow: false }] });
 
 function ends() {
   const names = ["completed", "expired", "cancelled"],
@@ -60,24 +44,19 @@ function ends() {
   for (const row of chosen(t))
     if (t.place[row] >= 0 && t.place[row] < data.window.count)
       for (const name of names) sums[name][t.place[row]] += t[name][row];
-  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
-  // Bars are one element for each span, which browsers lay out slowly; an area is a single element.
-  const shape = (name) =>
-    data.window.count > BARS
-      ? {
-          mode: "lines",
-          stackgroup: "ends",
-          line: { shape: "hvh", width: 0 },
-          fillcolor: colour(name),
-        }
-      : { type: "bar", marker: { color: colour(name) } };
   draw(
     "ends",
-    names.map((name) => ({ ...shape(name), name, x, y: sums[name], hovertemplate: "%{y:,}" })),
+    names.map((name) => ({
+      type: "bar",
+      marker: { color: ink[name], line: { width: 0 } },
+      name,
+      x: spans(),
+      y: sums[name],
+      hovertemplate: "%{y:,}",
+    })),
     {
       barmode: "stack",
       bargap: 0,
-      dragmode: "zoom",
       xaxis: timeAxis(),
       yaxis: { title: { text: `ended in ${seconds(data.window.width / 1000)}` }, fixedrange: true },
     },
@@ -95,17 +74,16 @@ function pending() {
     if (point.place >= 0 && point.place < data.window.count)
       lines.get(point.name)[point.place] = point;
   }
-  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
   const traces = [...lines]
     .slice(0, 8)
     .flatMap(([name, points], number) =>
       ["most", "mean"].map((what) => ({
         name: isAll() ? `${name}: ${what}` : "at the end of each span",
-        x,
+        x: spans(),
         y: points.map((point) => point[what]),
         mode: "lines",
         line: {
-          color: colour(inks[number % inks.length]),
+          color: inks[number % inks.length],
           width: what === "most" ? 1.8 : 1,
           dash: what === "most" ? "solid" : "dot",
           shape: "hvh",
@@ -116,30 +94,19 @@ function pending() {
     .filter((trace) => trace.y.some((value) => value != null));
   draw("pending", traces, {
     height: 230,
-    dragmode: "zoom",
     xaxis: timeAxis(),
     yaxis: { title: { text: "pending" }, fixedrange: true },
   });
 }
 
-/** An axis of durations; every power of ten has a name. */
-function durations(title, values) {
-  const low = Math.log10(Math.min(...values)),
-    high = Math.log10(Math.max(...values)),
-    room = 0.04 * (high - low) + 0.05;
-  const powers = Array.from(
-    { length: Math.ceil(high + room) - Math.floor(low - room) + 1 },
-    (_, number) => Math.floor(low - room) + number,
-  );
-  return {
-    type: "log",
-    title: { text: title },
-    range: [low - room, high + room],
-    tickvals: powers.map((power) => 10 ** power),
-    ticktext: powers.map((power) => seconds(10 ** power)),
-    hoverformat: ".3~s",
-  };
-}
+const durations = (title) => ({
+  type: "log",
+  title: { text: title },
+  dtick: 1,
+  ticksuffix: "s",
+  exponentformat: "SI",
+  hoverformat: ".3~s",
+});
 
 /** The sums of each step, from the one before the first to the one after the last. */
 function allSteps(sums, names) {
@@ -175,12 +142,12 @@ function histogram(id, found, names, title) {
       line: {
         shape: "hvh",
         width: 1.4,
-        color: colour(name === "completed" ? "completed" : "expired"),
+        color: ink[name] || ink.expired,
       },
       hovertemplate: "%{y:,}",
     })),
     {
-      xaxis: durations(title, id === "waits" ? [...found.x, ...theirs()] : found.x),
+      xaxis: durations(title),
       yaxis: { title: { text: "operations" } },
       height: id === "lateness" ? 220 : 300,
       shapes: id === "waits" ? marks() : [],
@@ -206,7 +173,7 @@ function marks() {
     yref: "paper",
     y0: 0,
     y1: 1,
-    line: { color: colour(name), dash, width },
+    line: { color: ink[name], dash, width },
   });
   return [
     ...theirs()
@@ -222,14 +189,13 @@ function survival() {
     .filter((group) => isGroup(group) && curve(group))
     .slice(0, 6);
   if (!groups.length) return empty("survival", "No operation with a known start.");
-  const colours = inks.map(colour);
   const traces = groups.flatMap((group, number) => {
     const points = curve(group),
       bounds = points.expiry_rate.map((rate, row) => interval(rate, points.standard_error[row]));
     const line = {
       x: points.timeout_s,
       mode: "lines",
-      line: { shape: "hv", width: 0, color: colours[number] },
+      line: { shape: "hv", width: 0, color: inks[number] },
       hoverinfo: "skip",
       showlegend: false,
     };
@@ -242,7 +208,7 @@ function survival() {
               ...line,
               y: bounds.map((each) => each[2]),
               fill: "tonexty",
-              fillcolor: colour("band"),
+              fillcolor: `${inks[number]}38`,
             },
           ];
     const name =
@@ -263,12 +229,7 @@ function survival() {
     ];
   });
   draw("survival", traces, {
-    xaxis: durations(
-      "timeout",
-      [...groups.flatMap((group) => curve(group).timeout_s), ...theirs()].filter(
-        (value) => value > 0,
-      ),
-    ),
+    xaxis: durations("timeout"),
     yaxis: { title: { text: "would expire" }, tickformat: ".3~p", range: [0, 1.02] },
     shapes: marks(),
   });
@@ -310,12 +271,11 @@ function heat(id, keys, name, title) {
         y: rows.map((_, row) => row),
         z,
         text: rows.map((key) => x.map(() => text(label(key)))),
-        xgap: 0,
         ygap: 1,
         colorscale: [
-          [0, colour("head")],
-          [0.15, colour(name === "missed" ? "faint-missed" : "faint-pending")],
-          [1, colour(name === "missed" ? "missed" : "pending")],
+          [0, `${ink[name] || ink.pending}00`],
+          [0.15, `${ink[name] || ink.pending}60`],
+          [1, ink[name] || ink.pending],
         ],
         zmin: 0,
         colorbar: {
@@ -363,49 +323,32 @@ const drawn = {
   heat: () => heat("heat", data.keys, "tried", "tried"),
   when: () => heat("when", data.missed, "missed", "missed"),
 };
-/** The pictures that are drawn. */
-const present = () =>
-  Object.keys(drawn).filter((id) => by(id).classList.contains("js-plotly-plot"));
-const stale = new Set(),
-  seen = new Set();
 
-/** Draws a picture anew if it is in sight, or else when it comes into sight. */
-function refresh(id) {
-  stale.add(id);
-  by(id).hidden = false;
-  if (!seen.has(id) || !window.Plotly) return;
-  stale.delete(id);
-  const isFirst = !present().includes(id);
-  drawn[id]();
-  if (!isFirst || !present().includes(id)) return;
-  if (["ends", "pending", "heat", "when"].includes(id)) by(id).on("plotly_relayout", zoomed);
+/** Draws the pictures, one in each frame, so that the first is there before the last is made. */
+function pictures() {
+  const ids = Object.keys(drawn).filter((id) => !by(id).closest("section").hidden);
+  const next = () => {
+    if (!window.Plotly || !ids.length) return;
+    const id = ids.shift(),
+      isFirst = !by(id).on;
+    by(id).hidden = false;
+    drawn[id]();
+    if (isFirst && by(id).on) listen(id);
+    waiting = requestAnimationFrame(() => setTimeout(next));
+  };
+  cancelAnimationFrame(waiting);
+  next();
+}
+let waiting = 0;
+
+function listen(id) {
   if (["waits", "survival"].includes(id))
     by(id).on("plotly_click", (event) => {
       setTimeoutTried(event.points[0].x);
       timeoutMoved();
     });
+  else if (id !== "lateness") by(id).on("plotly_relayout", zoomed);
 }
-
-const pictures = () => Object.keys(drawn).forEach(refresh);
-const all = () => {
-  for (const id in drawn) if (!by(id).closest("section").hidden) seen.add(id);
-  [...stale].forEach(refresh);
-};
-/** Draws one picture in each frame, so that the first is there before the last is made. */
-function refreshInTurn(ids) {
-  const [first, ...others] = ids.filter((id) => stale.has(id));
-  if (!first) return;
-  refresh(first);
-  requestAnimationFrame(() => setTimeout(() => refreshInTurn(others)));
-}
-
-const watcher = new IntersectionObserver(
-  (entries) => {
-    for (const entry of entries) seen[entry.isIntersecting ? "add" : "delete"](entry.target.id);
-    refreshInTurn(entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target.id));
-  },
-  { rootMargin: "200px" },
-);
 
 function answer() {
   const groups = data.groups
