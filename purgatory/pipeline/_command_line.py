@@ -47,7 +47,7 @@ PROGRAMS: Final = {
         "Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"
     ),
     "synth": Entry(
-        "Makes a journal of any size, with known facts for a report to find.", "synth", "spark"
+        "Makes a journal of any size, with known facts for a report to find.", "synth", "report"
     ),
 }
 USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)

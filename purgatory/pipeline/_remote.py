@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -153,21 +153,10 @@ class Connected:
     def names(self, folder: str) -> list[str]:
         return [*(self.sizes(folder) or ())]
 
-    def write(self, file: str, content: bytes) -> None:  # noqa: ARG002
-        _refuse(file)
+    def _refuse(self, *names: Any, **_: Any) -> NoReturn:
+        raise OSError(
+            f"cannot write to {names[0]!r} through Spark Connect: use a folder of this machine, or a "
+            "--master without sc://"
+        )
 
-    def make(self, folder: str) -> None:
-        _refuse(folder)
-
-    def move(self, folder: str, to: str) -> None:  # noqa: ARG002
-        _refuse(to)
-
-    def delete(self, folder: str) -> None:
-        _refuse(folder)
-
-
-def _refuse(name: str) -> None:
-    raise OSError(
-        f"cannot write to {name!r} through Spark Connect: use a folder of this machine, or a "
-        "--master without sc://"
-    )
+    write = make = move = delete = _refuse

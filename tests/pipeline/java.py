@@ -33,6 +33,7 @@ def load_classes(folder: Path) -> None:
 
     from purgatory.pipeline._command_line import main
     from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
+    from purgatory.pipeline.synth import make_journal
 
     journal, events = folder / "journal", folder / "events"
     events.mkdir()
@@ -40,8 +41,8 @@ def load_classes(folder: Path) -> None:
     put(events, "signals", happens("x", 2), happens("z", 60))
     as_parquet(events, {"operations": OPERATIONS, "signals": SIGNALS})
     places = (f"--{name}={events / name}" for name in ("operations", "signals", "checkpoint"))
+    make_journal(str(journal), 1000)
     for command in (
-        ["synth", "--operations", "1000", "--out", str(journal)],
         ["report", str(journal), "--out", str(folder / "report")],
         ["stream", *places, "--out", str(events / "out"), "--available-now"],
     ):

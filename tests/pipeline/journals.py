@@ -14,8 +14,7 @@ import pytest
 
 from purgatory.journal import FOLDERS
 from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._queries import TABLES
-from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._queries import TABLES, Summary
 from purgatory.pipeline.report._tables import make_tables
 
 START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)

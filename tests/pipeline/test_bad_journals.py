@@ -25,10 +25,8 @@ from journals import (
 )
 from py4j.protocol import Py4JNetworkError
 
-from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _session
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._files import COMPACTED, REPLACES
 from purgatory.pipeline.report import _tables
 
 
@@ -62,7 +60,7 @@ def test_file_with_damaged_pages_is_set_apart(
 def test_damaged_row_group_sets_whole_file_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purgatory.pipeline.report._duckdb.BATCH_BYTES", 20_000)
+    monkeypatch.setattr("purgatory.pipeline._rows.BATCH_BYTES", 20_000)
     rows = random_operations(random.Random(7), 4000)
     journal, out = tmp_path / "journal", tmp_path / "out"
     for name, part in (("bad", rows[:3000]), ("good", rows[3000:])):
@@ -178,25 +176,6 @@ def test_a_null_among_the_keys_is_rejected(tmp_path: Path) -> None:
     assert report(journal, out) == 3
 
     assert_tables_equal(tables(out), rows[1:], [])
-
-
-def test_file_superseded_by_another_is_not_read(tmp_path: Path) -> None:
-    journal, out = tmp_path / "journal", tmp_path / "out"
-    rows = random_operations(random.Random(8), 100)
-    for place in range(2):
-        write(journal, "operations", f"{place}", rows[place * 50 : place * 50 + 50])
-    whole = pa.Table.from_pylist(
-        rows, pa.schema([field.with_nullable(True) for field in OPERATIONS])
-    )
-    whole = whole.replace_schema_metadata({REPLACES: '["0.parquet", "1.parquet", "gone.parquet"]'})
-    pq.write_table(whole, journal / "operations" / f"{COMPACTED}x.parquet")
-
-    assert report(journal, out) == 0
-
-    assert_tables_equal(tables(out), rows, [])
-    counts = account(table(out, "reconciliation"))
-    assert (counts["operations", "files"], counts["operations", "files compacted"]) == (1, 2)
-    assert counts["operations", "duplicates dropped"] == 0
 
 
 def test_earlier_report_survives_later_failure(

@@ -1,18 +1,13 @@
-"""Compaction: the same rows in fewer files, after all interruptions, and beside writers and
-readers."""
+"""Compaction: the same rows in fewer files, after a kill at any step, and beside reports."""
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from journals import (
     account,
@@ -26,139 +21,96 @@ from journals import (
     write,
 )
 
-from purgatory.pipeline import _reading, _rows
+from purgatory.pipeline import _rows, _snapshot
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._reading import read_journals
-from purgatory.pipeline.compact import DAY, compact, duration
-from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._queries import Query
+from purgatory.pipeline.compact import compact, duration
 
-NOW = 1_775_000_000.0
-NOON = NOW // DAY * DAY - DAY // 2
-"""Of the day before."""
+DAY = 86_400
+NOON = time.time() // DAY * DAY - 10.5 * DAY
+"""Of a day."""
+CHECKS = [check(second, key=key) for second in range(4) for key in ("key", "other")]
 
 
-def small_files(
-    journal: Path, count: int = 12, rows_of_file: int = 5, at: float = NOON
-) -> list[dict[str, Any]]:
-    rows = random_operations(random.Random(11), count * rows_of_file)
+def small_files(journal: Path, count: int = 4, at: float = NOON) -> list[dict[str, Any]]:
+    rows = random_operations(random.Random(11), count * 5)
     for number in range(count):
-        some = rows[number * rows_of_file : (number + 1) * rows_of_file]
-        file = write(journal, "operations", f"run-{number:06}", some)
+        file = write(journal, "operations", f"run-{number}", rows[number * 5 : number * 5 + 5])
         os.utime(file, (at + number, at + number))
-        file = write(
-            journal, "checks", f"run-{number:06}", [check(number), check(number, key="other")]
-        )
+        file = write(journal, "checks", f"run-{number}", CHECKS[number * 2 : number * 2 + 2])
         os.utime(file, (at + number, at + number))
     return rows
 
 
-def rows_read(journal: Path) -> int:
-    """How many operations a report reads, none of them twice."""
-    counts = Query(
-        "show",
-        "counts",
-        "SELECT count(*) AS rows, count(DISTINCT operation_id) AS operations FROM operations",
-    )
-    with DuckDB.opened() as engine:
-        read_journals(engine, [str(journal)])
-        [found] = engine.run(counts, "")
-    assert found["rows"] == found["operations"]
-    return int(found["rows"])
+def compact_journal(journal: Path, older_than: float = 3600) -> dict[str, tuple[int, int]]:
+    """The merged and the made files of each folder; none of them is damaged."""
+    found = {kind: compact(journal / kind, kind, older_than) for kind in ("operations", "checks")}
+    assert not any(damaged for _, _, damaged in found.values())
+    return {kind: counts[:2] for kind, counts in found.items()}
 
 
-def test_report_is_the_same_after_compaction(tmp_path: Path) -> None:
+def assert_reported(journal: Path, rows: list[dict[str, Any]], out: Path) -> int:
+    """Reports on a journal, and returns how many rows it has twice."""
+    report(journal, out)
+    assert_tables_equal(tables(out), rows, CHECKS)
+    counts = account(table(out, "reconciliation"))
+    return counts["operations", "duplicates dropped"] + counts["checks", "duplicates dropped"]
+
+
+def test_files_of_a_day_become_one(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     rows = small_files(journal)
-    report(journal, tmp_path / "before")
+    other_day = write(journal, "operations", "late", [])
+    os.utime(other_day, (NOON + 2 * DAY, NOON + 2 * DAY))
+    (journal / "operations" / "run-2.parquet").chmod(0o600)
+    (journal / "operations" / "run-3.parquet").chmod(0o600)
 
-    done = compact(str(journal), 3600, now=NOW)
+    assert compact_journal(journal) == {"operations": (4, 1), "checks": (4, 1)}
 
-    assert {folder: (each.compacted, each.made) for folder, each in done.items()} == {
-        "operations": (12, 1),
-        "checks": (12, 1),
-    }
-    for folder in ("operations", "checks"):
-        [file] = (journal / folder).iterdir()
-        assert file.name.startswith("compacted-") and file.stat().st_mtime == NOON + 11
-    report(journal, tmp_path / "after")
-    assert_tables_equal(
-        tables(tmp_path / "after"),
-        rows,
-        [check(n, key=key) for n in range(12) for key in ("key", "other")],
-    )
-    for name in ("outcomes", "keys", "pending", "survival", "timeouts"):
-        before, after = (
-            sorted(map(str, table(tmp_path / when, name))) for when in ("before", "after")
-        )
-        assert before == after
-    assert set(pq.read_table(journal / "operations")["operation_id"].to_pylist()) == set(range(60))
-    assert compact(str(journal), 3600, now=NOW)["operations"].made == 0
+    [file] = (journal / "operations").glob("compacted-*")
+    assert file.stat().st_mtime == NOON + 3 and file.stat().st_mode & 0o777 == 0o600
+    assert len([*(journal / "operations").iterdir()]) == 2
+    assert assert_reported(journal, rows, tmp_path / "out") == 0
+    assert compact_journal(journal) == {"operations": (0, 0), "checks": (0, 0)}
 
 
 def test_young_files_stay_and_join_later(tmp_path: Path) -> None:
-    small_files(tmp_path, at=NOW - 3605)  # of the first six the age is above an hour
+    noon = time.time() - time.time() % DAY + DAY / 2  # all files are of one day
+    small_files(tmp_path, at=noon)
+    age = time.time() - noon
 
-    assert compact(str(tmp_path), 3600, now=NOW)["operations"].compacted == 5
-    assert len([*(tmp_path / "operations").iterdir()]) == 8
-    assert compact(str(tmp_path), 3600, now=NOW + 100)["operations"].compacted == 8
-    assert len([*(tmp_path / "operations").iterdir()]) == 1
-    assert rows_read(tmp_path) == 60
-
-
-def test_old_files_are_deleted_by_day(tmp_path: Path) -> None:
-    small_files(tmp_path, at=NOON)
-    late = write(tmp_path, "operations", "late", random_operations(random.Random(1), 3))
-    os.utime(late, (NOON + 3 * DAY, NOON + 3 * DAY))
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "old").write_text("7\n")
-    os.utime(tmp_path / "runs" / "old", (NOON, NOON))
-    compact(str(tmp_path), 3600, now=NOW)
-
-    assert compact(str(tmp_path), 3600, keep=DAY, now=NOON + DAY)["operations"].deleted == 0
-    assert compact(str(tmp_path), 3600, keep=DAY, now=NOON + DAY + 12)["operations"].deleted == 1
-    assert [path.name for path in (tmp_path / "operations").iterdir()] == ["late.parquet"]
-    assert [*(tmp_path / "runs").iterdir()] == []
+    assert compact_journal(tmp_path, age - 2.5)["operations"] == (3, 1)
+    assert len([*(tmp_path / "operations").iterdir()]) == 2
+    assert compact_journal(tmp_path, age - DAY)["operations"] == (2, 1)
 
 
-def test_a_damaged_file_is_left_alone_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("batch", [_rows.BATCH_BYTES, 20_000])
+def test_damaged_file_is_left_alone_and_reported(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small_files(tmp_path, at=NOON - 300 * DAY)
-    bad = write(tmp_path, "operations", "run-000003", random_operations(random.Random(2), 500))
+    small_files(tmp_path)
+    bad = write(tmp_path, "operations", "\x1b[2J", random_operations(random.Random(2), 3000))
     damage(bad, "zeroed")
-    os.utime(bad, (NOON - 300 * DAY,) * 2)
+    os.utime(bad, (NOON, NOON))
+    monkeypatch.setattr(_rows, "BATCH_BYTES", batch)
 
-    assert main(["compact", str(tmp_path), "--older-than", "1h"]) == 3
+    assert main(["compact", str(tmp_path)]) == 3
 
     said = capsys.readouterr().out
-    assert (
-        "operations: merged files: 11 became 1" in said
-        and f"left alone: {bad}: cannot be read as Parquet" in said
-    )
+    assert "operations: merged files: 4 became 1\n" in said and "\x1b" not in said
+    assert "\\x1b[2J.parquet: cannot be read as Parquet" in said
     assert len([*(tmp_path / "operations").iterdir()]) == 2 and bad.exists()
-    assert main(["compact", str(tmp_path), "--older-than", "1h"]) == 3
-
-
-def test_young_files_are_reported_as_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_files(tmp_path, at=time.time() - 60)
-
-    assert main(["compact", str(tmp_path), "--older-than", "1h"]) == 0
-
-    said = capsys.readouterr().out
-    assert "operations: no files to merge that are older than 3,600 s\n" in said
+    assert main(["compact", str(tmp_path)]) == 3
 
 
 class Killed(BaseException):
     """Ends a compaction as a kill would: nothing runs after it."""
 
 
-def steps_until(death: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets `death` changes of the file system happen, and no more."""
-    left = [death]
+@contextmanager
+def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets so many changes of the file system happen, and no more."""
+    left = [steps]
 
     def dying(function: Any) -> Any:
         def step(*arguments: Any, **options: Any) -> Any:
@@ -169,139 +121,93 @@ def steps_until(death: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return step
 
-    for name in ("rename", "unlink", "open", "fchmod", "utime", "fsync"):
-        monkeypatch.setattr(program.os, name, dying(getattr(os, name)))
-    yield
+    with monkeypatch.context() as patched:
+        for name in ("rename", "unlink"):
+            patched.setattr(program.Path, name, dying(getattr(Path, name)))
+        patched.setattr(program, "_sync", dying(program._sync))
+        yield
 
 
 def test_kill_at_any_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaths = 0
-    for death in range(1000):
-        journal = tmp_path / f"{death}"
-        small_files(journal, count=4)
-        with monkeypatch.context() as patched:
-            for _ in steps_until(death, patched):
-                try:
-                    compact(str(journal), 3600, now=NOW)
-                    is_killed = False
-                except Killed:
-                    is_killed = True
-        deaths += is_killed
-        assert rows_read(journal) == 20
-        compact(str(journal), 3600, now=NOW)
-        assert rows_read(journal) == 20
-        assert [len([*(journal / folder).iterdir()]) for folder in ("operations", "checks")] == [
-            1,
-            1,
-        ]
+    kills = 0
+    for steps in range(100):
+        journal = tmp_path / f"{steps}"
+        rows = small_files(journal)
+        is_killed = True
+        with killed_after(steps, monkeypatch), suppress(Killed):
+            compact_journal(journal)
+            is_killed = False
+        assert_reported(journal, rows, tmp_path / "out")
+        compact_journal(journal)
+        assert_reported(journal, rows, tmp_path / "out")
+        assert [len([*(journal / kind).glob("*")]) for kind in ("operations", "checks")] == [1, 1]
+        kills += is_killed
         if not is_killed:
             break
-    assert deaths > 15
-
-
-@pytest.mark.slow
-def test_repeated_kills_lose_nothing(tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    small_files(journal, count=300)
-    chance = random.Random(12)
-    command = [sys.executable, "-m", "purgatory.pipeline", "compact", str(journal)]
-    code = (
-        "import sys; from purgatory.pipeline import compact; print('ready', flush=True); "
-        "sys.stdin.readline();"
-        f"compact.compact({str(journal)!r}, 3600, now={NOW})"
-    )
-    for _ in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as killed:
-            assert killed.stdin is not None and killed.stdout is not None
-            killed.stdout.readline()
-            killed.stdin.write(b"\n")
-            killed.stdin.flush()
-            time.sleep(chance.uniform(0, 0.3))
-            killed.send_signal(signal.SIGKILL)
-        assert rows_read(journal) == 1500
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    assert run.stderr == ""
-    assert rows_read(journal) == 1500
+    assert kills == 14
 
 
 def test_report_during_compaction_reads_rows_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each listing and each file that is read, a compaction gets so far."""
-    rows_of, list_files = _rows.rows_of, _reading.list_files
+    """Before a listing or a file that is read, a compaction gets so far."""
+    rows_of, listed = _rows.rows_of, _snapshot.Snapshot._listed
     for moment in range(6):
-        for progress in (4, 6, 7, 8, 9, 10, 1000):
+        for progress in (1, 2, 3, 4, 9, 100):
             journal = tmp_path / f"{moment}-{progress}"
-            small_files(journal, count=4)
+            rows = small_files(journal)
             calls = iter(range(1000))
 
             def beside(function: Any) -> Any:
                 def step(*arguments: Any) -> Any:
                     if next(calls) == moment:
-                        with monkeypatch.context() as patched:
-                            for _ in steps_until(progress, patched):
-                                with suppress(Killed):
-                                    compact(str(journal), 3600, now=NOW)
+                        with killed_after(progress, monkeypatch), suppress(Killed):
+                            compact_journal(journal)
                     return function(*arguments)
 
                 return step
 
             with monkeypatch.context() as patched:
                 patched.setattr(_rows, "rows_of", beside(rows_of))
-                patched.setattr(_reading, "list_files", beside(list_files))
-                assert rows_read(journal) == 20, (moment, progress)
+                patched.setattr(_snapshot.Snapshot, "_listed", beside(listed))
+                assert_reported(journal, rows, tmp_path / "out")
 
 
 def test_overtaken_listing_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_files(tmp_path, count=4)
-    list_files = _reading.list_files
+    journal = tmp_path / "journal"
+    rows = small_files(journal)
+    original = _snapshot.Snapshot._listed
 
-    def overtaken(*where: Any) -> tuple[dict[str, int], list[str]]:
+    def overtaken(*where: Any) -> _snapshot.Snapshot:
         """Has seen neither a file that is deleted already nor its replacement."""
-        monkeypatch.setattr(_reading, "list_files", list_files)
-        found, others = list_files(*where)
-        delete = program.Folder.delete
-        monkeypatch.setattr(
-            program.Folder, "delete", lambda folder, names: delete(folder, [*names][:1])
-        )
-        compact(str(tmp_path), 3600, now=NOW)
-        return dict([*found.items()][1:]), others
+        monkeypatch.setattr(_snapshot.Snapshot, "_listed", original)
+        found = original(*where)
+        with killed_after(4, monkeypatch), suppress(Killed):
+            compact_journal(journal)
+        found.sizes["operations"].pop(f"{journal}/operations/run-0.parquet")
+        return found
 
-    monkeypatch.setattr(_reading, "list_files", overtaken)
+    monkeypatch.setattr(_snapshot.Snapshot, "_listed", overtaken)
 
-    assert rows_read(tmp_path) == 20
+    assert_reported(journal, rows, tmp_path / "out")
 
 
-def test_two_compactions_do_not_run_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_files(tmp_path)
-    with program._exclusively(tmp_path):
-        assert main(["compact", str(tmp_path)]) == 1
-    assert (
-        capsys.readouterr().err
-        == f"cannot compact {str(tmp_path)!r}: another compaction of it is running\n"
-    )
-    assert main(["compact", str(tmp_path)]) == 0
-
-
-def test_replaced_file_is_counted_but_not_read(
+def test_second_compaction_leaves_files_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, out = tmp_path / "journal", tmp_path / "out"
+    journal = tmp_path / "journal"
     rows = small_files(journal)
-    with monkeypatch.context() as patched:
-        patched.setattr(program.Folder, "delete", lambda *_: 0)
-        compact(str(journal), 3600, now=NOW)
-    assert len([*(journal / "operations").iterdir()]) == 13
+    write_ = program._write
 
-    report(journal, out)
+    def overtaken(*arguments: Any) -> dict[str, str]:
+        monkeypatch.setattr(program, "_write", write_)
+        compact_journal(journal)
+        return write_(*arguments)
 
-    counts = account(table(out, "reconciliation"))
-    assert (counts["operations", "files"], counts["operations", "files compacted"]) == (1, 12)
-    assert counts["operations", "rows read"] == len(rows)
+    monkeypatch.setattr(program, "_write", overtaken)
+
+    assert compact_journal(journal)["operations"] == (0, 0)
+    assert assert_reported(journal, rows, tmp_path / "out") == 0
 
 
 @pytest.mark.parametrize(
@@ -318,7 +224,7 @@ def test_what_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture
     assert error.value.code == 2 and "expected a duration such as 90s" in capsys.readouterr().err
 
 
-def test_a_directory_without_a_journal_is_refused(
+def test_directory_without_journal_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compact", str(tmp_path)]) == 1

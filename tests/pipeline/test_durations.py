@@ -11,9 +11,8 @@ import oracle
 import pytest
 from journals import START, Row, operation, random_operations, report, write
 
-from purgatory.pipeline.report import _durations
-from purgatory.pipeline.report._data import data
-from purgatory.pipeline.report._durations import EDGES, LATENESS, WAITS
+from purgatory.pipeline.report import _data
+from purgatory.pipeline.report._data import EDGES, LATENESS, WAITS, data
 
 
 def test_step_begins_at_edges_of_powers_of_ten() -> None:
@@ -77,7 +76,7 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
 def test_operation_is_counted_by_wait_and_start(
     most: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_durations, "MOST_CELLS", {WAITS: most, LATENESS: most})
+    monkeypatch.setattr(_data, "MOST_CELLS", {WAITS: most, LATENESS: most})
     rows = random_operations(random.Random(21), 4000)
 
     found = shown(tmp_path, rows)

@@ -24,7 +24,7 @@ SPARK = ("pyspark", "py4j", "uvicorn")
         ("report", "plotly", "report"),
         ("compact", "pyarrow", "journal"),
         ("stream", "pyspark", "spark"),
-        ("synth", "pyspark", "spark"),
+        ("synth", "duckdb", "report"),
     ],
 )
 def test_missing_package_error_names_its_extra(

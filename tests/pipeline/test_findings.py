@@ -7,9 +7,7 @@ import pytest
 from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._findings import Finding, findings, seconds, set_apart, share
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._queries import Line
-from purgatory.pipeline.report._summary import Summary
-from purgatory.pipeline.report._window import Window
+from purgatory.pipeline.report._queries import Line, Summary, Window
 
 
 def summary(**lists: list[Line]) -> Summary:

@@ -9,9 +9,8 @@ from journals import account, report, table
 
 from purgatory import DelayedOperation, Purgatory
 from purgatory.journal import Journal
-from purgatory.pipeline import compact
-from purgatory.pipeline._files import Damaged, Part
-from purgatory.pipeline._rows import check_values, rows_of
+from purgatory.pipeline._rows import Damaged, Part, rows_of
+from purgatory.pipeline.compact import compact
 from purgatory.testing import VirtualTimeLoop
 
 CHECKS = 5_000
@@ -46,7 +45,7 @@ def test_a_second_that_several_files_share_counts_whole(tmp_path: Path) -> None:
         if step == "with a copy":
             files[0].with_name("copy.parquet").write_bytes(files[0].read_bytes())
         elif step == "compacted":
-            compact.compact(str(journal), older_than=-3600)
+            compact(journal / "checks", "checks", older_than=-3600)
             assert len([*(journal / "checks").iterdir()]) == 1
 
         report(journal, tmp_path / step)
@@ -81,7 +80,6 @@ def test_bit_flip_never_yields_wrong_rows(folder: str, tmp_path: Path) -> None:
         file.write_bytes(damaged)
         try:
             read = rows_of(Part(str(file)), folder)
-            check_values(read)
         except Damaged:
             found += 1
         else:

@@ -10,7 +10,6 @@ from typing import Final
 
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,13 +17,12 @@ from purgatory._core.arguments import printable
 from purgatory._core.errors import how_to_install
 from purgatory.pipeline._files import Local, distinct, is_uri
 from purgatory.pipeline._programs import add_master_option, has_session, shown, without_secrets
-from purgatory.pipeline._reading import Snapshot
+from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share, timeouts
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._queries import Engine
-from purgatory.pipeline.report._summary import Summary
-from purgatory.pipeline.report._tables import make_tables, steps_of
+from purgatory.pipeline.report._queries import Engine, Step, Summary
+from purgatory.pipeline.report._tables import make_tables
 
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""
@@ -77,7 +75,6 @@ def run(options: argparse.Namespace) -> int:
         step("starting")
         journals = distinct(options.journals)
         with _engine(options, journals) as (engine, snapshot):
-            step.total = steps_of(engine) + 2  # the start and the page
             summary = make_tables(engine, journals, out, step, snapshot)
             step("the page")
             said = findings(summary)
@@ -129,34 +126,22 @@ def _engine(options: argparse.Namespace, journals: list[str]) -> Iterator[tuple[
         yield on_spark, snapshot
 
 
-class _Steps:
-    """Shows the current step, and with `verbose` how long each step took."""
-
-    def __init__(self, console: Console, progress: Progress, *, verbose: bool) -> None:
-        self._console, self._progress, self._verbose = console, progress, verbose
-        self._bar = progress.add_task("", total=None)
-        self._what, self._since = "", time.monotonic()
-        self.total: int | None = None
-        """The number of steps, once it is known."""
-
-    def __call__(self, what: str) -> None:
-        now = time.monotonic()
-        if self._verbose and self._what:
-            self._console.print(f"{now - self._since:7.2f} s  {self._what}")
-        advance = 1 if self._what else 0
-        self._progress.update(self._bar, description=what, advance=advance, total=self.total)
-        self._what, self._since = what, now
-
-
 @contextmanager
-def _steps(console: Console, verbose: bool) -> Iterator[_Steps]:
-    columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        steps = _Steps(console, progress, verbose=verbose)
-        yield steps
-        steps("")
+def _steps(console: Console, verbose: bool) -> Iterator[Step]:
+    """Shows the current step, and with `verbose` how long each step took."""
+    current, since = "", time.monotonic()
+    with console.status("") as status:
+
+        def step(what: str) -> None:
+            nonlocal current, since
+            now = time.monotonic()
+            if verbose and current:
+                console.print(f"{now - since:7.2f} s  {current}")
+            status.update(what)
+            current, since = what, now
+
+        yield step
+        step("")
 
 
 def _print(console: Console, summary: Summary, said: list[str]) -> None:

@@ -2,46 +2,38 @@
 
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import duckdb
 import pyarrow as pa
 
-from purgatory.journal import FOLDERS
-from purgatory.pipeline._files import (
-    Listing,
-    Local,
-    Storage,
-    Vanished,
-    batches_of_parts,
-    replaced_by,
-    row_groups_of,
+from purgatory.pipeline._files import Local, Storage
+from purgatory.pipeline._rows import SCHEMAS, batches
+from purgatory.pipeline._snapshot import Snapshot
+from purgatory.pipeline.report._queries import (
+    COPIES,
+    ROWS,
+    Line,
+    Page,
+    Query,
+    Step,
+    copies_in,
+    window_of,
 )
-from purgatory.pipeline._rows import nullable, read
-from purgatory.pipeline.report._queries import COPIES, ROWS, Line, Page, Query, Step, copies_in
-from purgatory.pipeline.report._window import window_of
 
 MEMORY: Final = "2GB"
 """The memory limit of DuckDB. The database, and data that do not fit, are in a temporary folder."""
-BATCH_BYTES: Final = 16 * 1024 * 1024
-"""The size of a batch of Parquet in bytes, about."""
-THREADS: Final = 2
-"""The batches that are read at a time."""
 MACROS: Final = {
     "array_join(items, separator)": "array_to_string(items, separator)",
-    "is_valid_utf8(text)": "true",  # as `read` makes sure
+    "is_valid_utf8(text)": "true",  # as pyarrow makes sure
 }
 """Functions of the queries that DuckDB lacks."""
 
 
 class DuckDB:
     """An `Engine`. See `opened`."""
-
-    steps = len(ROWS)
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -69,38 +61,19 @@ class DuckDB:
     def storage(self, path: str) -> Storage:  # noqa: ARG002
         return Local()
 
-    def replaced_by(self, files: list[str]) -> set[str]:
-        return {name for file in files for name in replaced_by(file)}
-
-    def read(self, folder: str, listings: dict[str, Listing]) -> dict[str, str]:
-        sizes = {
-            file: size for listing in listings.values() for file, size in listing.sizes.items()
-        }
-        groups = {file: row_groups_of(file) for file, size in sizes.items() if size > BATCH_BYTES}
-        self.add(
-            folder, nullable(FOLDERS[folder]).append(pa.field("file", pa.string())).empty_table()
-        )
+    def read(self, snapshot: Snapshot) -> dict[str, str]:
         damaged: dict[str, str] = {}
-        with ThreadPoolExecutor(THREADS) as pool:
-            for batch in pool.map(
-                partial(read, folder=folder), batches_of_parts(sizes, groups, BATCH_BYTES)
-            ):
-                if batch.has_vanished:
-                    raise Vanished(folder)
-                damaged |= batch.damaged
-                numbers = [
-                    number for number, count in enumerate(batch.counts) for _ in range(count)
-                ]
-                files = pa.DictionaryArray.from_arrays(
-                    pa.array(numbers, pa.int32()), pa.array(batch.files, pa.string())
-                )
-                self._connection.register("batch", batch.table.append_column("file", files))
+        for folder, files in snapshot.sizes.items():
+            text = pa.field("file", pa.string())
+            self.add(folder, SCHEMAS[folder].append(text).empty_table())
+            for rows in batches(files, folder, damaged):
+                self._connection.register("batch", rows)
                 self._connection.execute(f"INSERT INTO {folder} SELECT * FROM batch")
                 self._connection.unregister("batch")
-        if damaged:  # if one part of a large file is damaged, none of the file counts
-            self._connection.execute(
-                f"DELETE FROM {folder} WHERE file IN (SELECT unnest(?))", [[*damaged]]
-            )
+            if damaged:  # if a part of a large file is damaged, none of the file counts
+                self._connection.execute(
+                    f"DELETE FROM {folder} WHERE file IN (SELECT unnest(?))", [[*damaged]]
+                )
         return damaged
 
     def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:

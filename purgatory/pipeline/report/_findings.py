@@ -1,11 +1,10 @@
-"""What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
+"""What an operator wants to know first, in words. Plain Python on what a `Summary` has."""
 
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from purgatory.pipeline.report._queries import Line
-from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._queries import Line, Summary
 
 WORTH_SAYING = 3
 """Limit of findings of each sort in words. The tables have all of them."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._findings import Finding
-from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._queries import Summary
 
 HERE: Final = Path(__file__).parent
 

@@ -1,24 +1,49 @@
-"""The queries of ``rows.sql`` and ``report.sql``, and what an engine does with them."""
+"""The queries of ``rows.sql`` and ``report.sql``, what an engine does with them, and the time and the
+lines that the page shows."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from purgatory.pipeline._reading import Source
-from purgatory.pipeline.report._durations import step_of
-from purgatory.pipeline.report._window import Window, window_of
+from purgatory.pipeline._files import Storage
+from purgatory.pipeline._snapshot import Snapshot
 
 Line = dict[str, Any]
 """A row, by the names of its columns."""
+Step = Callable[[str], None]
+"""Shows the next step."""
 Role = Literal["rule", "view", "rows", "keep", "small", "write", "reject", "show"]
 
 NUMBER: Final = re.compile(r"\{(\w+)\}")
 COPIES: Final = {"copies": "census", "copies_of_checks": "census_of_checks"}
 """The numbers of copies, and the tables with them."""
+SECOND: Final = 1_000_000
+"""In microseconds, as all times and lengths here."""
+Hour = dict[str, Any]
+"""An hour: its number since 1970 (`hour`), the number of `starts` and `ends`, the `first` and the
+`last`."""
+
+SPANS: Final = 240
+"""The most spans that the time is divided into."""
+OUTLIERS: Final = 0.01
+"""The share of events at each end that is left out if the window gets `SHORTER` times shorter: a
+clock was wrong, or an operation waited for a year."""
+SHORTER: Final = 20
+HOUR: Final = 3600 * SECOND
+_LENGTHS: Final = (
+    *(factor * unit for unit in (1_000, 10_000, 100_000) for factor in (1, 2, 5)),
+    *(seconds * SECOND for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)),
+    *(hours * HOUR for hours in (1, 2, 3, 6, 12, 24, 48, 168)),
+)
+EDGES: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
+"""The first tenths of each step of a power of ten."""
+MOST: Final = 79
+"""The last step, which has all longer waits, too."""
 SHOWN_RUNS: Final = 8
 """The runs that the page can show by themselves; `run` of all others is this number."""
 
@@ -44,8 +69,55 @@ class Query:
 
     def with_numbers(self, numbers: Mapping[str, int]) -> "Query":
         """The query with its numbers."""
-        text = NUMBER.sub(lambda found: str(numbers[found[1]]), self.text)
+        text = NUMBER.sub(lambda found: f"CAST({numbers[found[1]]} AS BIGINT)", self.text)
         return Query(self.role, self.name, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time that the page shows, in spans of equal length."""
+
+    start: int
+    width: int
+    """The length of a span."""
+    count: int
+
+
+def window_of(hours: list[Hour]) -> Window:
+    """The time of all events, without outliers.
+
+    Args:
+        hours: the hours with events.
+    """
+    if not hours:
+        return Window(0, SECOND, 1)
+    hours = sorted(hours, key=itemgetter("hour"))
+    inner = _without_outliers(_without_outliers(hours[::-1])[::-1])
+    shown = inner if SHORTER * _length(inner) < _length(hours) else hours
+    length = _length(shown)
+    width = next(
+        (each for each in _LENGTHS if each * SPANS >= length),
+        -(-length // (SPANS * 24 * HOUR)) * 24 * HOUR,
+    )
+    start = shown[0]["first"] // width * width
+    return Window(start, width, (shown[-1]["last"] - start) // width + 1)
+
+
+def _without_outliers(hours: list[Hour]) -> list[Hour]:
+    allowed = OUTLIERS * sum(map(_events, hours))
+    for place, hour in enumerate(hours):
+        allowed -= _events(hour)
+        if allowed < 0:
+            return hours[place:]
+    return hours
+
+
+def _events(hour: Hour) -> int:
+    return int(hour["starts"] + hour["ends"])
+
+
+def _length(hours: list[Hour]) -> int:
+    return int(hours[-1]["last"] - hours[0]["first"]) + 1
 
 
 class Page(NamedTuple):
@@ -71,13 +143,48 @@ class Page(NamedTuple):
         )
 
 
-class Engine(Source, Protocol):
-    """Computes the sums of a report. `read` makes rows available to it."""
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The rows of the queries to ``show`` of ``rows.sql`` and ``report.sql``, by the names of the
+    queries; and the page's runs and time."""
 
-    steps: int
-    """The number of calls of `step` in `sums`."""
+    timeouts_in_order: list[Line]
+    survival_in_order: list[Line]
+    curves_of_runs: list[Line]
+    wait_steps: list[Line]
+    lateness_steps: list[Line]
+    points: list[Line]
+    peaks: list[Line]
+    timeline: list[Line]
+    hot_keys_in_order: list[Line]
+    hot_times: list[Line]
+    missed_keys_in_order: list[Line]
+    missed_times: list[Line]
+    worst_minutes: list[Line]
+    account: list[Line]
+    runs: list[str]
+    window: Window
 
-    def sums(self, work: str, step: "Step") -> tuple[dict[str, list[Line]], Page]:
+
+class Engine(Protocol):
+    """Reads the rows of journals, and computes the sums of a report."""
+
+    def storage(self, path: str) -> Storage:
+        """The file system of a path or a URI."""
+        ...
+
+    def read(self, snapshot: Snapshot) -> dict[str, str]:
+        """Reads the rows of journals. Each row has its `file`.
+
+        Returns:
+            The reason for each file that cannot be read. None of its rows counts.
+
+        Raises:
+            Vanished: a file was deleted meanwhile.
+        """
+        ...
+
+    def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
         """Computes everything that needs the rows: what ``rows.sql`` defines.
 
         Writes tables and rejected rows to `work`, and makes the tables available to `run` that
@@ -107,10 +214,15 @@ class Engine(Source, Protocol):
         ...
 
 
-class Step(Protocol):
-    """Shows the next step."""
+def step_of(lead: str, power: str) -> str:
+    """The step of a length, as an expression of SQL; the step of a second is 0.
 
-    def __call__(self, what: str, /) -> None: ...
+    Args:
+        lead: the first two digits of the length in microseconds.
+        power: the exponent of its first digit.
+    """
+    edges = " + ".join(f"CAST({lead} >= {edge} AS INT)" for edge in EDGES[1:])
+    return f"CASE WHEN {lead} IS NOT NULL THEN least(10 * {power} - 60 + {edges}, {MOST}) END"
 
 
 def _queries(file: str) -> list[Query]:

@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 
 from purgatory.pipeline._files import Vanished
 from purgatory.pipeline._session import literal
+from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import ROWS, Line, Page, Query, Step
-from purgatory.pipeline.spark._journal import GONE, SparkSource
+from purgatory.pipeline.spark._journal import GONE, Reader
 from purgatory.pipeline.spark._sums import Sums, frame_of
 
 SIDE_BY_SIDE: Final = 3
@@ -30,10 +31,8 @@ SUMS: Final = ("cube", "curves")
 """Small tables of the rows, after the first pass."""
 
 
-class Spark(SparkSource):
+class Spark(Reader):
     """An `Engine`. See `on`."""
-
-    steps = 2
 
     def __init__(self, session: SparkSession, small: DuckDB) -> None:
         super().__init__(session, keeps_small_files=True)
@@ -50,6 +49,11 @@ class Spark(SparkSource):
                 yield engine
             finally:
                 engine.close()
+
+    def read(self, snapshot: Snapshot) -> dict[str, str]:
+        self.close()
+        self._journal = self.journal(snapshot)
+        return self._journal.damaged
 
     def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
         try:
@@ -71,7 +75,8 @@ class Spark(SparkSource):
         return []
 
     def _sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
-        made = Sums(self.rows, self.known)
+        rows = {"operations": self._journal.operations, "checks": self._journal.checks}
+        made = Sums(rows, self._journal.known)
 
         def write(query: Query) -> None:
             frame, place = made.frame(query.name), f"{work}/{query.place}"

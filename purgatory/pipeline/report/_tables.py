@@ -8,15 +8,9 @@ replaced when all new ones are there.
 from collections.abc import Sequence
 from dataclasses import fields
 
-from purgatory.pipeline._files import Storage, Vanished, distinct
-from purgatory.pipeline._reading import (
-    ATTEMPTS,
-    Snapshot,
-    is_compacted_all_the_time,
-    read_snapshot,
-)
-from purgatory.pipeline.report._queries import REJECTED, REPORT, TABLES, Engine, Line, Step
-from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline._files import Storage, distinct
+from purgatory.pipeline._snapshot import Snapshot, read_whole
+from purgatory.pipeline.report._queries import REJECTED, REPORT, TABLES, Engine, Line, Step, Summary
 
 
 class ReconciliationError(Exception):
@@ -36,7 +30,7 @@ def make_tables(
         engine: computes the tables.
         journals: paths or URIs that the engine reaches.
         out: a folder, or a URI. An earlier report there is replaced at the end.
-        step: shows the next step; called `steps_of` times.
+        step: shows the next step.
         snapshot: the files of the journals, if they are listed already.
 
     Returns:
@@ -50,30 +44,24 @@ def make_tables(
     [out], names = distinct([out]), distinct(journals)
     snapshot = snapshot or Snapshot.of(engine.storage, names)  # before anything is made
     storage, work = engine.storage(out), f"{out}/.work"
-    storage.delete(work)  # of a report that was killed
     _check_place(storage, out)
+
+    def summary_of(files: Snapshot) -> Summary:
+        storage.delete(work)  # of a report that was killed, or whose journal was compacted
+        try:
+            storage.make(work)
+        except OSError as error:
+            raise OSError(f"cannot write to {out!r}: {error.strerror or error}") from error
+        return _summary(engine, files, work, step)
+
     try:
-        for _ in range(ATTEMPTS):
-            _make_folders(storage, out, work)
-            try:
-                summary = _summary(engine, snapshot, work, step)
-                break
-            except Vanished:
-                storage.delete(work)
-                snapshot = Snapshot.of(engine.storage, names)
-        else:
-            raise is_compacted_all_the_time(names)
+        summary = read_whole(engine.storage, names, summary_of, snapshot)
         for folder in ("tables", "rejected"):
             storage.delete(f"{out}/{folder}")
             storage.move(f"{work}/{folder}", f"{out}/{folder}")
         return summary
     finally:
         storage.delete(work)
-
-
-def steps_of(engine: Engine) -> int:
-    """The number of steps of `make_tables`, if no file vanishes."""
-    return 1 + engine.steps + len(REPORT)
 
 
 def _check_place(storage: Storage, out: str) -> None:
@@ -89,22 +77,13 @@ def _check_place(storage: Storage, out: str) -> None:
                 )
 
 
-def _make_folders(storage: Storage, out: str, work: str) -> None:
-    try:
-        storage.make(work)
-    except OSError as error:
-        raise OSError(f"cannot write to {out!r}: {error.strerror or error}") from error
-    for folder in ("tables", "rejected"):
-        storage.make(f"{work}/{folder}")
-
-
 def _summary(engine: Engine, snapshot: Snapshot, work: str, step: Step) -> Summary:
     """Reads the journals, writes all tables, and returns the content of the page."""
     step("reading")
-    account = read_snapshot(engine, snapshot)
+    damaged = engine.read(snapshot)
     lines, page = engine.sums(work, step)
-    engine.add("files", account.files)
-    engine.add("tallies", account.tallies)
+    engine.add("files", snapshot.files(damaged))
+    engine.add("tallies", snapshot.tallies())
     for query in REPORT:
         step(query.name.replace("_", " "))
         lines[query.name] = engine.run(query.with_numbers(page.numbers), work)

@@ -95,9 +95,8 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
 
 --- show balance_of_all
 SELECT * FROM balance
-UNION ALL SELECT 'operations in survival',
-    (SELECT sum(most) FROM (SELECT max(at_risk) AS most FROM curves WHERE run < 0
-        GROUP BY purgatory, kind)), (SELECT sum(starts) FROM hours)
+UNION ALL SELECT 'operations in survival', (SELECT sum(operations) FROM answers),
+    (SELECT sum(starts) FROM hours)
 UNION ALL SELECT 'rows of timeouts', (SELECT sum(operations) FROM timeouts),
     (SELECT sum(rows - copies) FROM counted_operations WHERE reason IS NULL)
 

@@ -40,6 +40,8 @@ CASE
     WHEN ended < 0 OR ended >= 253402300800000000
     THEN 'ended_at is not between the years 1970 and 9999'
     WHEN ended < started THEN 'ended before it started'
+    WHEN NOT is_valid_utf8(concat_ws(chr(0), run_id, purgatory, kind, outcome, ended_by,
+      array_join(keys, chr(0)))) THEN 'a text is not UTF-8'
     WHEN isnan(timeout_s) OR timeout_s < 0 OR timeout_s = CAST('infinity' AS DOUBLE)
     THEN 'timeout_s is no number of seconds'
   END
@@ -53,6 +55,7 @@ CASE
     WHEN part IS NULL THEN 'part is missing'
     WHEN instant < 0 OR instant >= 253402300800000000
     THEN 'second is not between the years 1970 and 9999'
+    WHEN NOT is_valid_utf8(concat_ws(chr(0), run_id, purgatory, key)) THEN 'a text is not UTF-8'
     WHEN least(checks, tried, completed) < 0 THEN 'a negative count'
     WHEN completed > tried THEN 'more completed than tried'
   END
@@ -84,11 +87,11 @@ SELECT *, {reason_of_checks} AS reason FROM (SELECT *, epoch_us(second) AS insta
 --- view blocks
 -- The first pass over the rows: by file, run, block of 32 ids, and the hours of both instants. A bit
 -- for each id tells copies without a shuffle of all ids: ids 0, 1, 1, 5 are 4 rows with bits
--- 0b100011, so there is a copy. `is_text` and `filled` tell files that look wrong.
+-- 0b100011, so there is a copy.
 SELECT file, reason, run_id, block, begun, finished, count(*) AS operations, bit_or(bit) AS bits,
   max(operation_id) AS last_id, count(started) AS starts, count(ended) AS ends,
   min(started) AS first_start, max(started) AS last_start, min(ended) AS first_end,
-  max(ended) AS last_end, bool_and(is_text) AS is_text, bit_or(filled) AS filled
+  max(ended) AS last_end
 FROM (
   SELECT file, reason, CASE WHEN reason IS NULL THEN run_id END AS run_id,
     CASE WHEN reason IS NULL THEN operation_id // 32 END AS block,
@@ -96,17 +99,7 @@ FROM (
     CASE WHEN reason IS NULL THEN ended // 3600000000 END AS finished,
     CASE WHEN reason IS NULL
       THEN CAST(1 AS BIGINT) << CAST(operation_id % 32 AS INT) END AS bit,
-    operation_id, started, ended,
-    is_valid_utf8(concat_ws(chr(0), run_id, purgatory, kind, outcome, ended_by,
-        array_join(keys, chr(0)))) AS is_text,
-    CASE WHEN run_id IS NULL THEN 0 ELSE 1 END + CASE WHEN purgatory IS NULL THEN 0 ELSE 2 END
-      + CASE WHEN kind IS NULL THEN 0 ELSE 4 END + CASE WHEN operation_id IS NULL THEN 0 ELSE 8 END
-      + CASE WHEN keys IS NULL THEN 0 ELSE 16 END + CASE WHEN started IS NULL THEN 0 ELSE 32 END
-      + CASE WHEN ended IS NULL THEN 0 ELSE 64 END + CASE WHEN timeout_s IS NULL THEN 0 ELSE 128 END
-      + CASE WHEN outcome IS NULL THEN 0 ELSE 256 END
-      + CASE WHEN attempts IS NULL THEN 0 ELSE 512 END
-      + CASE WHEN ended_by IS NULL THEN 0 ELSE 1024 END
-      + CASE WHEN missed_trigger IS NULL THEN 0 ELSE 2048 END AS filled
+    operation_id, started, ended
   FROM judged_operations
 ) GROUP BY file, reason, run_id, block, begun, finished
 
@@ -116,8 +109,7 @@ FROM (
 SELECT file, reason, begun, finished, run_id, what, CAST(sum(operations) AS BIGINT) AS operations,
   CAST(sum(copies) AS BIGINT) AS copies, max(last_id) AS last_id, CAST(sum(starts) AS BIGINT) AS starts,
   CAST(sum(ends) AS BIGINT) AS ends, min(first_start) AS first_start,
-  max(last_start) AS last_start, min(first_end) AS first_end, max(last_end) AS last_end,
-  bool_and(is_text) AND bit_or(filled) = 4095 AS is_fine
+  max(last_start) AS last_start, min(first_end) AS first_end, max(last_end) AS last_end
 FROM (
   SELECT file, reason, begun, finished, run_id,
     CASE WHEN grouping(file) = 0 THEN 'file' WHEN grouping(reason) = 0 THEN 'reason'
@@ -128,14 +120,10 @@ FROM (
       THEN sum(operations) - bit_count(bit_or(bits)) ELSE 0 END AS copies,
     max(last_id) AS last_id, sum(starts) AS starts, sum(ends) AS ends,
     min(first_start) AS first_start, max(last_start) AS last_start, min(first_end) AS first_end,
-    max(last_end) AS last_end, bool_and(is_text) AS is_text, bit_or(filled) AS filled
+    max(last_end) AS last_end
   FROM blocks
   GROUP BY GROUPING SETS ((file), (reason), (begun), (finished), (run_id, block))
 ) GROUP BY file, reason, begun, finished, run_id, what
-
---- small looks_of_operations
--- Whether each file looks right: all its text is UTF-8, and each column has a value.
-SELECT file, is_fine FROM census WHERE what = 'file'
 
 --- small copied
 -- The blocks with copies of operations.
@@ -182,7 +170,7 @@ FROM (
 )
 
 --- small hours
--- What happened in each hour since 1970: what "_window" chooses the page's time by.
+-- What happened in each hour since 1970: what `window_of` chooses the page's time by.
 SELECT hour, CAST(sum(starts) AS BIGINT) AS starts, CAST(sum(ends) AS BIGINT) AS ends,
     min(first) AS first, max(last) AS last
 FROM (
@@ -196,40 +184,29 @@ FROM (
 
 --- view blocks_of_checks
 -- The first pass over the checks, in the same way, by 32 seconds of a key.
-SELECT file, reason, run_id, purgatory, key, part, block, count(*) AS checks, bit_or(bit) AS bits,
-  bool_and(is_text) AS is_text, bit_or(filled) AS filled
+SELECT file, reason, run_id, purgatory, key, part, block, count(*) AS checks, bit_or(bit) AS bits
 FROM (
   SELECT file, reason, CASE WHEN reason IS NULL THEN run_id END AS run_id,
     CASE WHEN reason IS NULL THEN purgatory END AS purgatory,
     CASE WHEN reason IS NULL THEN key END AS key, CASE WHEN reason IS NULL THEN part END AS part,
     CASE WHEN reason IS NULL THEN instant // 32000000 END AS block,
     CASE WHEN reason IS NULL
-      THEN CAST(1 AS BIGINT) << CAST(instant // 1000000 % 32 AS INT) END AS bit,
-    is_valid_utf8(concat_ws(chr(0), run_id, purgatory, key)) AS is_text,
-    CASE WHEN run_id IS NULL THEN 0 ELSE 1 END + CASE WHEN purgatory IS NULL THEN 0 ELSE 2 END
-      + CASE WHEN key IS NULL THEN 0 ELSE 4 END + CASE WHEN instant IS NULL THEN 0 ELSE 8 END
-      + CASE WHEN checks IS NULL THEN 0 ELSE 16 END + CASE WHEN tried IS NULL THEN 0 ELSE 32 END
-      + CASE WHEN completed IS NULL THEN 0 ELSE 64 END
-      + CASE WHEN part IS NULL THEN 0 ELSE 128 END AS filled
+      THEN CAST(1 AS BIGINT) << CAST(instant // 1000000 % 32 AS INT) END AS bit
   FROM judged_checks
 ) GROUP BY file, reason, run_id, purgatory, key, part, block
 
 --- small census_of_checks
 SELECT file, reason, what, CAST(sum(checks) AS BIGINT) AS checks,
-  CAST(sum(copies) AS BIGINT) AS copies, bool_and(is_text) AND bit_or(filled) = 255 AS is_fine
+  CAST(sum(copies) AS BIGINT) AS copies
 FROM (
   SELECT file, reason, CASE WHEN grouping(file) = 0 THEN 'file' WHEN grouping(reason) = 0 THEN
       'reason' ELSE 'key' END AS what,
     sum(checks) AS checks,
     CASE WHEN grouping(block) = 0 AND run_id IS NOT NULL
-      THEN sum(checks) - bit_count(bit_or(bits)) ELSE 0 END AS copies,
-    bool_and(is_text) AS is_text, bit_or(filled) AS filled
+      THEN sum(checks) - bit_count(bit_or(bits)) ELSE 0 END AS copies
   FROM blocks_of_checks
   GROUP BY GROUPING SETS ((file), (reason), (run_id, purgatory, key, part, block))
 ) GROUP BY file, reason, what
-
---- small looks_of_checks
-SELECT file, is_fine FROM census_of_checks WHERE what = 'file'
 
 --- small copied_checks
 SELECT run_id, purgatory, key, part, block FROM blocks_of_checks
@@ -301,7 +278,7 @@ FROM (
 
 --- view placed
 -- The spans of the page's time in which operations began and ended, and the first two digits and
--- the power of ten of their lengths, by which `_durations` has steps.
+-- the power of ten of their lengths, by which `step_of` has steps.
 SELECT *, wait * 10 // CAST(power(10, wait_power) AS BIGINT) AS wait_lead,
   late * 10 // CAST(power(10, late_power) AS BIGINT) AS late_lead
 FROM (
@@ -427,7 +404,7 @@ SELECT purgatory, kind, run, timeout / 1000000 AS timeout_s, at_risk, expiry_rat
 
 --- small answers
 -- The least timeouts that would have let 1 % and 0.1 % expire, and how far the curve reaches.
-SELECT purgatory, kind, max(wait) / 1000000 AS longest_wait_s,
+SELECT purgatory, kind, max(at_risk) AS operations, max(wait) / 1000000 AS longest_wait_s,
     min(expiry_rate) AS least_expiry_rate,
   max(CASE WHEN last THEN standard_error END) AS its_standard_error,
   min(CASE WHEN expiry_rate <= 0.01 + 1e-12 THEN wait END) / 1000000 AS one_percent,

@@ -10,11 +10,9 @@ Connect.
 
 - `_journal` reads a journal, and sets damaged files apart.
 - `_sums` runs the queries of ``report/rows.sql``, as DuckDB does; `_report` has the tables.
-- `_days` computes each day once, and merges the sums.
 """
 
-from purgatory.pipeline.spark._days import Days, add_days
 from purgatory.pipeline.spark._journal import Journal, read_journal
 from purgatory.pipeline.spark._report import Report, report
 
-__all__ = ["Days", "Journal", "Report", "add_days", "read_journal", "report"]
+__all__ = ["Journal", "Report", "read_journal", "report"]

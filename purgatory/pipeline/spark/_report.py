@@ -1,20 +1,19 @@
 """The tables of a report, as DataFrames."""
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
-from purgatory.pipeline._reading import FILES, TALLIES, Account
-from purgatory.pipeline._schemas import FOLDERS
+from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import REPORT
-from purgatory.pipeline.spark._journal import Journal
+from purgatory.pipeline.spark._journal import FOLDERS, Journal
 from purgatory.pipeline.spark._sums import Sums, frame_of
+
+NO_FILES: Final = Snapshot([], {}, {}, {})
 
 
 class Report:
@@ -29,12 +28,15 @@ class Report:
         self,
         operations: DataFrame,
         checks: DataFrame,
-        account: Account | None = None,
-        known: Mapping[str, pa.Table] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         rows = {"operations": operations, "checks": checks}
-        self._sums = Sums({name: _checked(frame, name) for name, frame in rows.items()}, known)
-        self._account = account or Account(FILES.empty_table(), TALLIES.empty_table())
+        self._sums = Sums(
+            {name: _checked(frame, name) for name, frame in rows.items()},
+            journal.known if journal else None,
+        )
+        snapshot, damaged = (journal.snapshot, journal.damaged) if journal else (NO_FILES, {})
+        self._files, self._tallies = snapshot.files(damaged), snapshot.tallies()
 
     @property
     def outcomes(self) -> DataFrame:
@@ -69,16 +71,11 @@ class Report:
         sums = ("runs", "counted_operations", "counted_checks")
         return self._reported("reconciliation", "by_folder", sums=sums)
 
-    @property
-    def spans(self) -> DataFrame:
-        """The operations, with the instants `since` and `till` between which they were pending."""
-        return self._sums.frame("spans")
-
     def _reported(self, name: str, *views: str, sums: tuple[str, ...]) -> DataFrame:
         """A table that a query of ``report.sql`` makes of small tables, in this process."""
         with DuckDB.opened() as engine:
-            engine.add("files", self._account.files)
-            engine.add("tallies", self._account.tallies)
+            engine.add("files", self._files)
+            engine.add("tallies", self._tallies)
             for each in sums:
                 engine.add(each, self._sums.small(each))
             for query in REPORT:
@@ -127,6 +124,4 @@ def report(operations: DataFrame, checks: DataFrame, journal: Journal | None = N
     Raises:
         ValueError: a column is missing, or has another type.
     """
-    if journal is None:
-        return Report(operations, checks)
-    return Report(operations, checks, journal.account, journal.known)
+    return Report(operations, checks, journal)

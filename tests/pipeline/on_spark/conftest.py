@@ -12,7 +12,7 @@ from java import OPTIONS
 from pyspark.sql import SparkSession
 from requirements import unavailable
 
-from purgatory.pipeline import _session, synth
+from purgatory.pipeline import _session
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
 
 SETTINGS = {
@@ -48,7 +48,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def programs_on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """`report` and `synth` run on `spark` where they would start one."""
-    for program in (_session, synth):  # `report` asks `_session`
-        monkeypatch.setattr(program, "spark_session", lambda *_, **__: nullcontext(spark))
+    """`report` runs on `spark` where it would start one."""
+    monkeypatch.setattr(_session, "spark_session", lambda *_, **__: nullcontext(spark))
     return spark

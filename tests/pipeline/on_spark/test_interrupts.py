@@ -16,7 +16,7 @@ from journals import operation, write
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 600.0
 """Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
-MOMENTS = {"compact": "pyarrow.lib", "synth": "pyspark"}
+MOMENTS = {"compact": "pyarrow.lib", "stream": "pyspark"}
 """Programs, and a module of theirs whose import has just ended."""
 
 
@@ -71,12 +71,11 @@ def arguments(program: str, folder: Path) -> list[str]:
                 "local[1]",
             ),
         ],
-        "synth": [
-            "synth",
-            "--operations",
-            "1000",
+        "report": [
+            "report",
+            f"{folder}",
             "--out",
-            f"{folder}/synth",
+            f"{folder}/report",
             "--master",
             "local[1]",
         ],
@@ -96,7 +95,7 @@ def test_ctrl_c_during_imports_prints_one_line(program: str, module: str, tmp_pa
     assert (process.returncode, said) == (130, ["interrupted\n"])
 
 
-@pytest.mark.parametrize(("program", "seconds"), [("synth", 0.0), ("stream", 2.0)])
+@pytest.mark.parametrize(("program", "seconds"), [("report", 0.0), ("stream", 2.0)])
 def test_ctrl_c_while_spark_starts_prints_one_line(
     program: str, seconds: float, tmp_path: Path
 ) -> None:

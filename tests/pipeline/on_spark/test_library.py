@@ -14,9 +14,9 @@ from journals import Found, account, assert_tables_equal, check, damage, random_
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from purgatory.pipeline._schemas import CHECKS, OPERATIONS
 from purgatory.pipeline.report._queries import TABLES
 from purgatory.pipeline.spark import read_journal, report
+from purgatory.pipeline.spark._journal import FOLDERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -74,8 +74,8 @@ def test_any_dataframes_make_the_same_tables(
     spark: SparkSession, journal: tuple[str, list[Any], list[Any]]
 ) -> None:
     _, rows, checks = journal
-    operations = frame(spark, rows, OPERATIONS)
-    seconds = frame(spark, checks, CHECKS)
+    operations = frame(spark, rows, FOLDERS["operations"])
+    seconds = frame(spark, checks, FOLDERS["checks"])
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         found = collected(report(operations, seconds))
@@ -112,7 +112,7 @@ def test_wrong_columns_are_refused(
     change: Callable[[DataFrame], DataFrame], complaint: str, spark: SparkSession
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
-        report(change(frame(spark, [], OPERATIONS)), frame(spark, [], CHECKS))
+        report(change(frame(spark, [], FOLDERS["operations"])), frame(spark, [], FOLDERS["checks"]))
 
 
 def test_spark_connect_makes_the_same_tables(
@@ -123,6 +123,7 @@ def test_spark_connect_makes_the_same_tables(
 import pickle
 from pyspark.sql import SparkSession
 from purgatory.pipeline.spark import read_journal, report
+from purgatory.pipeline.spark._journal import FOLDERS
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 read = read_journal(spark, "file://{place}")
 made = report(read.operations, read.checks, read)

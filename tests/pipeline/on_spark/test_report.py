@@ -1,4 +1,4 @@
-"""The report on Spark, and the journals that `synth` makes."""
+"""The report on Spark: its tables equal those of DuckDB."""
 
 import random
 from dataclasses import fields
@@ -25,13 +25,9 @@ from journals import (
 )
 from pyspark.sql import SparkSession
 
-from purgatory.journal import CHECKS, OPERATIONS
-from purgatory.pipeline import synth
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._files import COMPACTED, REPLACES
-from purgatory.pipeline.report._queries import TABLES
+from purgatory.pipeline.report._queries import TABLES, Summary
 from purgatory.pipeline.report._spark import Spark
-from purgatory.pipeline.report._summary import Summary
 from purgatory.pipeline.report._tables import make_tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -53,34 +49,12 @@ def test_rerun_on_grown_journal_equals_single_run(
     assert_tables_equal(tables(out), rows, [])
 
 
-def test_synth_is_deterministic_and_uses_journal_schema(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    made = [synth.operations(spark, 500, seed).collect() for seed in (1, 1, 2)]
-
-    assert made[0] == made[1] != made[2]
-    operations = synth.operations(spark, 500)
-    operations.write.parquet(str(tmp_path / "operations"))
-    synth.checks(operations).write.parquet(str(tmp_path / "checks"))
-    for folder, schema in (("operations", OPERATIONS), ("checks", CHECKS)):
-        read = pq.read_table(tmp_path / folder).schema
-        assert [(field.name, field.type) for field in read] == [
-            (field.name, field.type) for field in schema
-        ]
-
-
 def dirty_journal(journal: Path, rows: list[Row], checks: list[Row]) -> None:
     """A journal with each fault that a file or a row may have."""
     for place in range(4):
         write(journal, "operations", f"part {place}#a%20b", rows[place * 500 : place * 500 + 500])
     damage(journal / "operations" / "part 3#a%20b.parquet", "zeroed")
-    whole = pa.Table.from_pylist(
-        rows[:1000], pa.schema([field.with_nullable(True) for field in OPERATIONS])
-    )
-    whole = whole.replace_schema_metadata(
-        {REPLACES: '["part 0#a%20b.parquet", "part 1#a%20b.parquet", "gone.parquet"]'}
-    )
-    pq.write_table(whole, journal / "operations" / f"{COMPACTED}x.parquet")
+    write(journal, "operations", "compacted-x", rows[:1000])
     write(journal, "operations", "copied", rows[:7])
     write(journal, "operations", "day=2026-11-25/part 0#a", rows[7:14])
     write(
@@ -91,13 +65,12 @@ def dirty_journal(journal: Path, rows: list[Row], checks: list[Row]) -> None:
     )
     write(journal, "operations", "empty", [])
     write(journal, "operations", "zero", []).write_bytes(b"")
-    pq.write_table(pa.table({"run_id": ["x"]}), journal / "operations" / "foreign.parquet")
+    pq.write_table(pa.table({"operation_id": ["x"]}), journal / "operations" / "foreign.parquet")
     (journal / "operations" / "text.parquet").write_text("no Parquet")
     (journal / "operations" / "notes.txt").write_text("no file of a journal")
-    for name, columns in {"bytes": {"purgatory": "XXXX"}, "keys": {"keys": ["é", "XXXX"]}}.items():
-        bad = write(journal, "operations", name, [operation(10_002, **columns)])
-        bad.write_bytes(bad.read_bytes().replace(b"XXXX", b"\xff\xfe\xff\xfe"))
-    like_a_journal = pq.read_table(write(journal, "operations", "wide", [operation(10_003)]))
+    like_a_journal = pq.read_table(
+        write(journal, "operations", "wide", [operation(10_003, outcome="lost")])
+    )
     wide = like_a_journal.schema.field("attempts").with_type(pa.int32())
     schema = like_a_journal.schema.set(like_a_journal.column_names.index("attempts"), wide)
     pq.write_table(like_a_journal.cast(schema), journal / "operations" / "wide.parquet")
@@ -123,8 +96,8 @@ def test_spark_sets_apart_what_duckdb_does(place: str, spark: SparkSession, tmp_
 
     assert_tables_equal(tables(tmp_path / "spark"), rows[:1500], checks)
     counts = account(table(tmp_path / "spark", "reconciliation"))
-    assert counts["operations", "files compacted"] == 2
-    assert counts["operations", "files unreadable"] == 8
+    assert counts["operations", "files unreadable"] == 4
+    assert counts["operations", "duplicates dropped"] == 1014
     for name in TABLES:
         assert ordered(table(tmp_path / "spark", name)) == ordered(
             table(tmp_path / "duckdb", name), place, journal
@@ -183,6 +156,4 @@ def test_unreadable_location_is_reported_in_one_line(
     assert main(["report", "nosuch://host/journal", "--out", str(tmp_path / "out")]) == 1
 
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "cannot list 'nosuch://host/journal/operations': No FileSystem for scheme"
-    )
+    assert line.startswith("cannot list 'nosuch://host/journal/runs': No FileSystem for scheme")

@@ -32,16 +32,9 @@ def test_spark_output_reaches_terminal_only_on_request(program: Program, tmp_pat
 
 
 def test_failed_spark_start_is_reported_in_one_line(program: Program, tmp_path: Path) -> None:
-    synth = (
-        "-m",
-        "purgatory.pipeline",
-        "synth",
-        "--operations",
-        100,
-        "--out",
-        tmp_path / "journal",
-    )
-    failed = program(*synth, "--master", "nonsense", status=1, timeout=600)
+    write(tmp_path / "journal", "operations", "x", [operation(0)])
+    report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", "--out", tmp_path / "out")
+    failed = program(*report, "--master", "nonsense", status=1, timeout=600)
 
     assert failed.stdout == ""
     [line] = failed.stderr.splitlines()
