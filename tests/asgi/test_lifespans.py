@@ -47,20 +47,6 @@ def test_closed_purgatory_opens_with_next_lifespan(run, kind):
         run(lifespan)
 
 
-async def test_closing_purgatory_cannot_be_entered(purgatory):
-    waiting = asyncio.create_task(purgatory.wait_for(lambda: None, ["key"]))
-    await iterations(2)
-    closing = asyncio.create_task(purgatory.aclose(drain=60))
-    await iterations(2)
-    with pytest.raises(PurgatoryClosed, match="cannot open test again: it is being closed"):
-        await purgatory.__aenter__()
-    purgatory.cancel_for_key("key")
-    await asyncio.wait([waiting, closing])
-    waiting.exception()
-    async with purgatory:
-        assert await purgatory.wait_for(lambda: 7, ["key"]) == 7
-
-
 def test_closed_idle_tracker_tracks_again_when_entered(virtual):
     idle: list[str] = []
     tracker = IdleTracker(1.0, idle.append)
