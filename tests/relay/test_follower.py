@@ -638,13 +638,6 @@ def test_write_below_known_version_reveals_rollback() -> None:
     assert process.follower.epoch_to_end == "e"
 
 
-def test_wait_seen_beyond_current_ends_with_current_version() -> None:
-    process = process_at(7, a=3)
-    process.wait("a", 1000, 0)
-    assert answer(process, "e", 7, a=3).keys == ("a",)
-    assert results(process) == [None, 3]
-
-
 def test_wait_begun_during_read_needs_next_read() -> None:
     process = process_at(7, a=3)
     process.wait("a", 4, 0)
@@ -717,21 +710,6 @@ def test_failed_read_repeats_keys_that_have_waiters() -> None:
     process.follower.remove_waiter("b")
     process.follower.on_read_failed(read)
     assert process.follower.begin_read().keys == ("a",)
-
-
-def test_ten_thousand_transient_keys_leave_no_state() -> None:
-    process = process_at(7)
-    follower = process.follower
-    for number in range(10_000):
-        follower.add_waiter(f"key{number}", 0)
-        if number % 3 == 0:
-            read = follower.begin_read()
-            follower.on_read(read, ReadResult("e", 7, dict.fromkeys(read.keys, 0)))
-        follower.remove_waiter(f"key{number}")
-    assert not follower.followed
-    assert not follower._keys_to_read
-    assert not follower._unconfirmed
-    assert not follower._out_of_order
 
 
 def test_rollback_is_noticed_despite_equal_later_writes() -> None:
