@@ -352,10 +352,8 @@ def _count_watchers(operations: list[Operation], purgatory: Purgatory[Any]) -> l
     counted: dict[Hashable, int] = {}
     for operation in operations:
         for key in _keys(operation, MAX_KEYS)[0]:
-            waiting, check = purgatory._by_key.get(key), purgatory._checks.get(key)
-            # A check in progress is a link of the list, too.
-            is_checked = check is not None and check.has_begun
-            counted[key] = len(waiting) - is_checked if isinstance(waiting, WatchList) else 1
+            waiting = purgatory._by_key.get(key)
+            counted[key] = len(waiting) if isinstance(waiting, WatchList) else 1
     return list(starmap(WatchedKey, counted.items()))
 
 

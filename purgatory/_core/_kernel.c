@@ -321,18 +321,19 @@ static void insert_behind(Ring *ring, Link *before, Link *link) {
     link->after = after;
     *(before != NULL ? &before->after : &ring->first) = link;
     *(after != NULL ? &after->before : &ring->last) = link;
-    ring->size++;
     Py_INCREF(link);
 }
-static void append(Ring *ring, PyObject *link) { insert_behind(ring, ring->last, (Link *)link); }
+static void append(Ring *ring, PyObject *link) {
+    insert_behind(ring, ring->last, (Link *)link);
+    ring->size++;
+}
 
-static void unlink_only(Link *link) { /* without telling that the ring is empty */
+static void unlink_only(Link *link) { /* one that does not count */
     Ring *ring = link->ring;
     *(link->before != NULL ? &link->before->after : &ring->first) = link->after;
     *(link->after != NULL ? &link->after->before : &ring->last) = link->before;
     link->ring = NULL;
     link->before = link->after = NULL;
-    ring->size--;
     Py_DECREF(link);
 }
 static int emptied(State *st, PyObject *ring);
@@ -341,7 +342,7 @@ static int remove_link(State *st, PyObject *link) { /* 0 if it is in no ring; -1
     if (ring == NULL) return 0;
     Py_INCREF(ring);
     unlink_only((Link *)link);
-    int failed = ring->size == 0 && emptied(st, (PyObject *)ring);
+    int failed = --ring->size == 0 && emptied(st, (PyObject *)ring);
     Py_DECREF(ring);
     return failed ? -1 : 1;
 }
@@ -449,6 +450,11 @@ static PyObject *ring_advance(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     return passed;
 }
+static PyObject *ring_withdraw(PyObject *self, PyObject *marker) {
+    if (!is_link(self, marker)) return NULL;
+    if (RING(marker) == (Ring *)self) unlink_only((Link *)marker);
+    Py_RETURN_NONE;
+}
 static PyObject *ring_links(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
     if (most == -1 && PyErr_Occurred()) return NULL;
@@ -457,6 +463,7 @@ static PyObject *ring_links(PyObject *self, PyObject *const *args, Py_ssize_t co
 }
 static PyMethodDef ring_methods[] = {
     {"append", ring_append, METH_O, NULL}, {"remove", ring_remove, METH_O, NULL},
+    {"withdraw", ring_withdraw, METH_O, NULL},
     {"advance", (PyCFunction)(void (*)(void))ring_advance, METH_FASTCALL, NULL},
     {"links", (PyCFunction)(void (*)(void))ring_links, METH_FASTCALL, NULL}, {0}};
 static PyMemberDef ring_members[] = {

@@ -660,7 +660,7 @@ class Purgatory(Generic[Op]):
     def _checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
         """The checks that must try other operations before a new operation, which then waits."""
         checks = [self._checks.get(key) for key in (keys if type(keys) is tuple else (keys,))]
-        return [each for each in checks if each and (each.has_begun or each.key in self._by_key)]
+        return [each for each in checks if each is not None and each.is_ahead()]
 
     def _key_being_checked(self, links: WatchLinks) -> Any:
         """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
@@ -799,8 +799,7 @@ class Purgatory(Generic[Op]):
         return not self._watchers.pending
 
     def _on_wheel_idle(self) -> None:
-        if not self._checks:  # a check in progress is a link of its list
-            self._watchers.shrink()
+        self._watchers.shrink()
         if self._idle_waiter is not None and self._is_idle:
             idle, self._idle_waiter = self._idle_waiter, None
             if not idle.done():

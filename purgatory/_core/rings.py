@@ -4,8 +4,9 @@ watch lists of keys.
     first                             last
       A  <-after/before->  B  <->  C            B leaves:   A <-> C
 
-An iteration puts a link of its own into the ring, behind the last link that it has seen: what joins
-later is found, and what leaves is not, without a copy of the whole.
+An iteration puts a link of its own into the ring, a marker, behind the last link that it has seen:
+what joins later is found, and what leaves is not, without a copy of the whole. A marker does not
+count.
 
 Allocations and calls may run finalizers, in which links leave but none join. So each method reads
 and links without a call in between.
@@ -85,7 +86,7 @@ class Ring:
         return True
 
     def emptied(self) -> None:
-        """Called when the last link has left."""
+        """Called when the last link that counts has left."""
 
     def advance(self, marker: Link, most: int) -> list[Any]:
         """Moves `marker` behind up to `most` links, and returns them. If it is in no ring, it
@@ -98,13 +99,18 @@ class Ring:
             passed.append(link)
             link = link._link_after
         if passed:
-            self._size += 1  # meanwhile it is not empty
-            self.remove(marker)
+            self.withdraw(marker)
             # Finalizers may have removed some of them.
             if not any(self._insert_behind(link, marker) for link in reversed(passed)):
                 self._insert_behind(None, marker)
-            self._size -= 1
         return passed
+
+    def withdraw(self, marker: Link) -> None:
+        """Removes a marker, if it is here."""
+        if marker._link_ring is self:
+            self._size += 2  # neither counted nor the last one
+            self.remove(marker)
+            self._size -= 1
 
     def _insert_behind(self, before: "Link | None", link: Link) -> bool:
         """Adds `link` behind another one, or at the front; False if that is not here."""
@@ -120,7 +126,6 @@ class Ring:
             self.last = link
         else:
             after._link_before = link
-        self._size += 1
         return True
 
     def links(self, most: int | None = None) -> list[Any]:
@@ -128,7 +133,7 @@ class Ring:
         marker = Link()
         marker._link_ring = None
         found = self.advance(marker, self._size if most is None else most)
-        while most is None and (more := self.advance(marker, self._size)):
+        while most is None and (more := self.advance(marker, self._size or 1)):
             found += more
-        self.remove(marker)
+        self.withdraw(marker)
         return found

@@ -98,8 +98,8 @@ class Watch(Link):
 @final
 @fields
 class WatchList(Ring):
-    """The watches of a key, in order; and the key's check, while that is in progress. When it is
-    empty, it leaves `by_key`.
+    """The watches of a key, in order; and a check of the key that is in progress, as a marker. When
+    the last watch leaves, the list leaves `by_key`.
 
     Attributes:
         key: as the first watcher gave it.
@@ -259,7 +259,7 @@ class Watchers:
                 continue
             assert waiting.key == key and waiting.by_key is self.by_key and len(waiting)
             links = waiting.links()
-            assert len(links) == len(waiting)
+            assert len(waiting) == sum(type(link) is Watch for link in links)
             for number, link in enumerate(links):
                 assert link._link_ring is waiting
                 if type(link) is Watch:
@@ -328,6 +328,11 @@ class KeyCheck(Link):
         """Queues the check in the dispatcher."""
         self._home._dispatcher.defer(self.run, self._context)
 
+    def is_ahead(self) -> bool:
+        """Whether it tries other operations before one that is watched now, and that one, too."""
+        waiting = self._home._by_key.get(self.key)
+        return waiting is not None and (not self.has_begun or waiting is self._link_ring)
+
     def request_recheck(self) -> None:
         """Requests a check of the key: this one, or if it has begun, once more."""
         if self.has_begun and self._recheck_context is None:
@@ -390,7 +395,7 @@ class KeyCheck(Link):
     def _end(self) -> None:
         tries, completed, home = self._tries, self._completed, self._home
         if (watched := self._link_ring) is not None:
-            watched.remove(self)
+            watched.withdraw(self)
         if self._recheck_context is not None:
             self._begin(self._recheck_context)
             self.defer()
