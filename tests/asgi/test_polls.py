@@ -241,11 +241,11 @@ async def test_raising_observer_is_reported_and_harmless(reports):
 class Tokens(Service):
     """An application whose requests take tokens, two of which wait."""
 
-    def __init__(self, *, gives_back: bool) -> None:
+    def __init__(self, *, gives_back: bool, raising: Any = None) -> None:
         super().__init__()
         self.tokens: list[str] = []
         self.waiting: list[Poll] = []
-        self.give_back = self.tokens.append if gives_back else None
+        self.give_back = raising or (self.tokens.append if gives_back else None)
         self.requests = [Request(self.app) for _ in range(2)]
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -305,8 +305,7 @@ async def test_client_that_leaves_after_check_gives_back(end, gives_back):
 
 
 async def test_raising_give_back_is_reported(reports):
-    service = Tokens(gives_back=True)
-    service.give_back = raiser(ZeroDivisionError())
+    service = Tokens(gives_back=True, raising=raiser(ZeroDivisionError()))
     await iterations(20)
     service.check()
     service.waiting[0]._client.disconnected = True
