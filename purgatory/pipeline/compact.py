@@ -52,6 +52,9 @@ def compact(folder: Path, kind: str, older_than: float) -> tuple[int, int, dict[
         file that cannot be read.
     """
     merged, made, damaged = 0, 0, dict[str, str]()
+    for partial in folder.glob(f".{COMPACTED}*"):
+        if partial.stat().st_ctime < time.time() - UNITS["d"]:
+            partial.unlink()  # of a compaction that was killed
     for day, group in _groups(folder, time.time() - older_than):
         name = f"{COMPACTED}{day}-{sha256(''.join(group).encode()).hexdigest()[:8]}.parquet"
         partial, files = folder / f".{name}", group
@@ -60,8 +63,10 @@ def compact(folder: Path, kind: str, older_than: float) -> tuple[int, int, dict[
                 damaged |= bad
                 files = {file: size for file, size in files.items() if file not in bad}
         except Vanished:
-            continue  # another compaction merges it
-        if len(files) > 1:
+            files = {}  # another compaction merges them
+        if len(files) < 2:
+            partial.unlink(missing_ok=True)
+        else:
             shutil.copystat(max(files, key=os.path.getmtime), partial)
             partial.rename(folder / name)
             _sync(folder)

@@ -101,6 +101,20 @@ def test_damaged_file_is_left_alone_and_reported(
     assert "\\x1b[2J.parquet: cannot be read as Parquet" in said
     assert len([*(tmp_path / "operations").iterdir()]) == 2 and bad.exists()
     assert main(["compact", str(tmp_path)]) == 3
+    assert len([*(tmp_path / "operations").iterdir()]) == 2
+
+
+def test_partial_file_of_a_kill_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "checks", ".compacted-x", [])
+    write(tmp_path, "operations", ".compacted-x", [])
+    compact_journal(tmp_path)  # another one may be writing it
+    assert (tmp_path / "operations" / ".compacted-x.parquet").exists()
+
+    later = time.time() + 2 * DAY
+    monkeypatch.setattr(program.time, "time", lambda: later)
+    compact_journal(tmp_path)
+
+    assert [*tmp_path.glob("*/.compacted*")] == []
 
 
 class Killed(BaseException):
