@@ -1,4 +1,5 @@
--- The queries of `synth.py`, for DuckDB. Random values are hashes of the row's number and the seed.
+-- The queries of `synth.py`, for DuckDB. Random values are hashes of the row's number and the seed. The
+-- size of a file is given because DuckDB writes a folder, and no single file, only then.
 
 CREATE MACRO uniform(id, what) AS
   (hash(concat(id, ' {seed} ', what)) % 4503599627370496 + 0.5) / 4503599627370496;
@@ -54,4 +55,4 @@ COPY (
     count(*) AS checks, 3 * count(*) AS tried, count(*) AS completed, CAST(0 AS BIGINT) AS part
   FROM read_parquet('{out}/operations/*.parquet') WHERE ended_by IS NOT NULL
   GROUP BY ALL
-) TO '{out}/checks' (FORMAT parquet, OVERWRITE true);
+) TO '{out}/checks' (FORMAT parquet, FILE_SIZE_BYTES '64MB', OVERWRITE true);
