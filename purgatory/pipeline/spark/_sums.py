@@ -113,8 +113,8 @@ class Sums:
     def _run(self, name: str, kept: dict[str, DataFrame]) -> DataFrame:
         text = on_spark(self._text(name))
         names = {found[3] for found in SOURCE.finditer(text)}
-        # Spark forgets what is kept under a name when it drops the name: so each is named anew.
-        named = {each: self._source(each, kept).select("*") for each in names}
+        # When Spark drops a name, it forgets what is kept of the same plan: a filter makes it another.
+        named = {each: self._source(each, kept).where("true") for each in names}
         return self.session.sql(SOURCE.sub(r"\1\2{\3}", text), None, **named)
 
     def _source(self, name: str, kept: dict[str, DataFrame]) -> DataFrame:
