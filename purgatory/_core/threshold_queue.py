@@ -84,7 +84,7 @@ class ThresholdQueue:
                 heap[:] = groups
                 heapify(heap)
             if heap:
-                threshold < heap[0]  # noqa: B015 - an exception in `heappush` would leave it there
+                _ = threshold < heap[0]  # an exception in `heappush` would leave it there
             heappush(heap, threshold)
         both: dict[Any, None] = {}
         # From here on nothing may run a finalizer, in which other waiters leave: no call.

@@ -213,6 +213,7 @@ class ThresholdPurgatory(Generic[K, V]):
             )
         queue = self._queues.get(key)
         outcome: Any = EXPIRED
+        waiter: _Waiter | None = None
         if queue is not None and queue.has_reached(threshold):
             outcome = queue.value
             self._end_at_once(key, threshold, timeout, Cause.FIRST_TRY)

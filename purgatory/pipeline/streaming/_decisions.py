@@ -369,11 +369,11 @@ def _with_distinct_keys(operations: pa.RecordBatch) -> pa.RecordBatch:
     if len(np.unique(owners * (codes.max() + 1) + codes)) == len(codes):
         return operations
     columns = {name: operations.column(name) for name in operations.schema.names}
-    rows = operations.select(["mode", "keys", "thresholds"]).to_pylist()
+    rows: list[dict[str, Any]] = operations.select(["mode", "keys", "thresholds"]).to_pylist()
     keys, thresholds = [], []
     for row in rows:
         decides = min if row["mode"] == "any" else max
-        required: dict[str, int] = {}
+        required: dict[str, Any] = {}
         for key, threshold in zip(row["keys"], row["thresholds"], strict=True):
             required[key] = decides(required.get(key, threshold), threshold)
         keys.append(list(required))
