@@ -41,7 +41,7 @@
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
-    X(Watch, key) X(Watch, operation) X(WatchList, by_key) X(WatchList, key) \
+    X(Watch, key) X(Watch, operation) X(WatchList, by_key) \
     X(Watchers, by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
     X(Purgatory, _has_limits) X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) \
     X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _watchers) X(Purgatory, _wheel) \

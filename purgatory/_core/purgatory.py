@@ -18,7 +18,7 @@ from purgatory._core.arguments import (
     printable,
     require_exception,
 )
-from purgatory._core.closing import cancel_key, close, in_batches, reopen
+from purgatory._core.closing import cancel_key, close, in_batches, notify_idle, reopen
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, fields
@@ -210,9 +210,7 @@ class Purgatory(Generic[Op]):
         now = self._time()
         timeout = operation._op_timeout
         when = operation._timer_deadline if timeout is None else now + timeout
-        checks: Sequence[KeyCheck] = ()
-        if self._checks and (when is None or when > now):
-            checks = self._checks_ahead(watched)
+        is_behind = bool(self._checks) and (when is None or when > now) and self._is_behind(watched)
         record = None
         if self._notifier is not None:
             record = operation._op_record = Record(watched, now)
@@ -221,7 +219,7 @@ class Purgatory(Generic[Op]):
         interrupted, dispatcher.current = dispatcher.current, operation
         operation._op_home = self
         try:
-            if not checks:
+            if not is_behind:
                 # As in `try_once`, without a call.
                 try:
                     if operation.try_complete() and operation._op_state is PENDING:
@@ -657,10 +655,10 @@ class Purgatory(Generic[Op]):
             )
         cls._op_checked = cls
 
-    def _checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
-        """The checks that must try other operations before a new operation, which then waits."""
+    def _is_behind(self, keys: Keys) -> bool:
+        """Whether a check must try other operations before a new operation, which then waits."""
         checks = [self._checks.get(key) for key in (keys if type(keys) is tuple else (keys,))]
-        return [each for each in checks if each is not None and each.is_ahead()]
+        return any(each is not None and each.is_ahead() for each in checks)
 
     def _key_being_checked(self, links: WatchLinks) -> Any:
         """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
@@ -800,10 +798,7 @@ class Purgatory(Generic[Op]):
 
     def _on_wheel_idle(self) -> None:
         self._watchers.shrink()
-        if self._idle_waiter is not None and self._is_idle:
-            idle, self._idle_waiter = self._idle_waiter, None
-            if not idle.done():
-                idle.set_result(None)
+        notify_idle(self)
 
     def _check(self) -> None:
         """Asserts the whole invariant between hooks. For tests. Cost: O(all waits)."""
