@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Batches = Iterator[tuple[list[T], int]]
-"""What was ended at each step, and the work that this was, in operations."""
+"""The ended waits of each step, and its work, in operations."""
 
 
 async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
@@ -49,7 +49,7 @@ async def end_all(home: "Closable", drain: float, rest: Callable[[], Batches[T]]
 
     Args:
         drain: in seconds.
-        rest: ends what is pending.
+        rest: ends all pending waits.
     """
     home._closed = True
     try:

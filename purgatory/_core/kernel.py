@@ -66,7 +66,7 @@ _OF_ANY_CLASS: Final = {"__doc__", "__module__", "__slots__"}
 
 def fields(cls: C) -> C:
     """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in C,
-    whose methods replace those of `cls`."""
+    whose methods replace its own."""
     if _kernel is not None:
         base = _kernel.base(_name(cls))
         if base is not None:

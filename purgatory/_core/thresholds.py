@@ -465,7 +465,7 @@ class ThresholdPurgatory(Generic[K, V]):
             self._end([waiter], outcome, cause)
 
     def _end_all(self) -> closing.Batches[_Waiter]:
-        """Ends all waits because of `aclose`, those of one key at each step."""
+        """Ends all waits because of `aclose`, one key at each step."""
         for queue in list(self._queues.values()) if self._pending else ():
             waiters = queue.take()
             self._discard_if_empty(queue)

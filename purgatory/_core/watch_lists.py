@@ -28,8 +28,8 @@ iteration of the loop.
     a new operation under such a key         is not tried at first, but at the end of the check, so
                                              that the order is kept
 
-The check is a link of the ring itself, behind the operations that it has seen: those which join
-meanwhile are tried last, those which have left are not.
+The check is a marker in the ring itself, behind the operations that it has seen: newcomers are tried
+last, and operations that have left are not tried.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -292,7 +292,7 @@ _EMPTY: Final[Iterator[Watch]] = iter(())
 @final
 @fields
 class KeyCheck(Link):
-    """A check of a key: queued, in progress, or done. In progress it is a link of the watch list."""
+    """A check of a key: queued, in progress, or done. In progress it is a marker in the watch list."""
 
     __slots__ = (
         "_completed",

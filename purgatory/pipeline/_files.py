@@ -107,7 +107,7 @@ def is_hidden(name: str) -> bool:
 
 
 def within(folder: str, sizes: dict[str, int] | None) -> dict[str, int]:
-    """The sizes by names that begin with that of the folder."""
+    """The sizes by names, which begin with the folder's name."""
     return {f"{folder}/{name}": size for name, size in (sizes or {}).items()}
 
 

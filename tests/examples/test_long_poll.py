@@ -64,7 +64,7 @@ async def test_message_answers_only_polls_of_its_topic(board: Any) -> None:
 
 
 @on_virtual_time
-async def test_client_that_leaves_or_server_that_stops_ends_waits(board: Any) -> None:
+async def test_leaving_client_or_stopping_server_ends_waits(board: Any) -> None:
     leaving = Request(board.app, WAIT.encode(), path="/topics/news")
     await until_pending(board, 1)
     leaving.body()

@@ -550,7 +550,7 @@ async def test_table_of_a_trusted_role_is_used(server: PostgresServer, owner: st
 
 
 @pytest.mark.slow
-async def test_role_without_rights_to_replies_is_told_when_opening(server: PostgresServer) -> None:
+async def test_role_without_rights_to_replies_is_told(server: PostgresServer) -> None:
     async with Relay(server.url):
         pass
     rights = "SELECT, INSERT, UPDATE, DELETE"

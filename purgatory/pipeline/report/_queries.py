@@ -254,7 +254,7 @@ REJECTED: Final = tuple(each.name for each in ROWS if each.role == "reject")
 
 
 def copies_in(census: pa.Table) -> int:
-    """The number of copies, of a table of `COPIES`; some of them may differ in what is compared."""
+    """The number of copies, of a table of `COPIES`; some of them may differ in compared columns."""
     return int(sum(census["copies"].to_pylist()))
 
 

@@ -113,7 +113,7 @@ class Sums:
     def _run(self, name: str, kept: dict[str, DataFrame]) -> DataFrame:
         text = on_spark(self._text(name))
         names = {found[3] for found in SOURCE.finditer(text)}
-        # When Spark drops a name, it forgets what is kept of the same plan: a filter makes it another.
+        # With a name Spark drops the kept rows of the same plan, so a filter makes it another one.
         named = {each: self._source(each, kept).where("true") for each in names}
         return self.session.sql(SOURCE.sub(r"\1\2{\3}", text), None, **named)
 

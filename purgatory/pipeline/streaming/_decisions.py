@@ -297,7 +297,7 @@ class Shard:
         return taken
 
     def save(self) -> dict[str, Any]:
-        """Writes what has changed to the stores; returns the index of them, for JSON."""
+        """Writes all changes to the stores; returns their index, for JSON."""
         chunks = (self._signals, self._operations, self._waiting)
         pages = (self._ids, self._values)
         for part in (*chunks, *pages):

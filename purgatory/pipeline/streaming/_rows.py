@@ -123,7 +123,7 @@ def where(rows: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
 
 
 def selected(lists: pa.Array, mask: Any, starts: Int64Array) -> pa.Array:
-    """The lists with those of their elements whose place in a mask is true.
+    """The lists, with only the elements whose place in a mask is true.
 
     Args:
         starts: for each list the place of its first element; at the end the number of elements.
