@@ -2,9 +2,8 @@
 hand.
 
 One process waits for the next version of each of 200 keys, another one writes them at a rate.
-Latency is from the call of the write in one to the answer of the wait in the other; CPU is the
-waiting process's for each answer, and, for each message, a third process's, which waits for another
-key. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up is lost
+Latency is from the call of the write in one to the answer of the wait in the other; CPU for each
+message is a third process's, which waits for another key. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up is lost
 if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if
 ``redis-server`` is installed; any ``--store`` besides. The figures are medians of several rounds,
 the counts are sums.
@@ -33,10 +32,9 @@ from ports import free_port
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from benchmarks.options import add_common_options, positive
-from benchmarks.report import opened_console, plain_table, write_report
+from benchmarks import harness
+from benchmarks.harness import number, positive
 from purgatory import RelayUnavailable
-from purgatory.pipeline._programs import Program
 from purgatory.relay import Relay
 
 KEYS = 200
@@ -47,6 +45,9 @@ LOST_AFTER = 1.0
 SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0}
 """Seconds after the last write within which waits may still be answered. By hand, the write may be
 lost for ever."""
+
+SUMMARY = "Waits that complete in another process, against the same by hand."
+HEADINGS = ("store", "way", "connections", "p50", "p99", "CPU/message", "lost")
 
 Row = dict[str, Any]
 
@@ -214,34 +215,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seconds", "S", 10, "length of each row"),
         ("--rounds", "N", 3, "how often all is measured"),
     ):
-        text = f"{meaning} (default: %(default)s)"
-        add(name, type=positive, default=default, metavar=metavar, help=text)
-    add_common_options(parser, any_loop=False)
+        add(name, type=positive, default=default, metavar=metavar, help=meaning)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures all rows, prints the table and writes the JSON."""
-    console = opened_console(f"relay: {options.rate:,} writes a second")
+    """Measures all rows."""
     with tempfile.TemporaryDirectory(prefix="relay-") as folder, own_redis(folder) as redis:
         rounds = [
             round_of_stores(folder, redis, options)
             for _ in range(1 if options.quick else options.rounds)
         ]
     rows = [medians_of(each) for each in zip(*rounds, strict=True)]
-    texts, numbers = (
-        ("store", "way", "connections"),
-        ("p50", "p99", "CPU/message", "CPU/answer", "lost"),
-    )
-    caption = f"{options.rate:,} writes a second to {KEYS} keys."
-    table = plain_table("purgatory, relay", caption, texts, numbers, options.quick)
+    table = []
     for row in rows:
-        latencies = [f"{row[name]:.2f} ms" if row[name] else "" for name in ("p50", "p99")]
-        cpu = [f"{row[name]:.0f} µs" for name in ("cpu_of_message", "cpu")]
+        latencies = [number(row[name], "ms") for name in ("p50", "p99")]
         way = "relay" if row["way"] == "ours" else "by hand"
         connections = "killed" if row["is_killed"] else "left alone"
-        table.add_row(row["store"], way, connections, *latencies, *cpu, str(row["lost"]))
-    console.print(table)
-    write_report(console, options, "relay", seed=options.seed, rate=options.rate, rows=rows)
+        cells = [*latencies, number(row["cpu_of_message"], "µs"), str(row["lost"])]
+        table.append([row["store"], way, connections, *cells])
+    caption = f"{options.rate:,} writes a second to {KEYS} keys."
+    told = {"seed": options.seed, "rate": options.rate, "rows": rows}
+    harness.report(options, "relay", HEADINGS, table, caption, **told)
     return 0
 
 
@@ -300,7 +294,6 @@ def measured(job: Row, is_killed: bool) -> Row:
         "answers": len(waited["answers"]),
         "p50": statistics.median(latencies) if latencies else None,
         "p99": latencies[int(0.99 * len(latencies))] if latencies else None,
-        "cpu": 1e6 * waited["cpu"] / max(1, len(waited["answers"])),
         "cpu_of_message": 1e6 * listened["cpu"] / max(1, listened["received"]),
         "lost": len(writes) - in_time,
     }
@@ -347,11 +340,3 @@ def ask(url: str, command: str) -> str:
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(command.encode() + b"\r\n")
         return client.recv(1 << 16).decode()
-
-
-PROGRAM = Program(
-    "relay",
-    "Waits that complete in another process, against the same by hand.",
-    add_arguments,
-    run,
-)

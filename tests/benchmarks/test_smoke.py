@@ -9,7 +9,7 @@ from readme_blocks import ROOT
 PROGRAMS = {
     "micro --loop asyncio --only cycle --only timer-0": "rows",
     f"micro --loop asyncio --only cycle --against {ROOT}": "rows",
-    "http --polls 1000": "rows",
+    "http --polls 1000": "runs",
     "load --rate 105000 --timeouts high": "runs",
     "memory": "runs",
     "relay --rate 200": "rows",

@@ -14,49 +14,40 @@ import gc
 import time
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
-from benchmarks.baselines.purgatories import (
-    BY_NAME,
-    NEVER_MS,
-    RunState,
-    add_implementations,
-    chosen,
-)
-from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
-from benchmarks.measure import Unmeasurable
-from benchmarks.process import in_fresh_process, resident_bytes
-from benchmarks.report import opened_console, plain_table, write_report
-from purgatory.pipeline._programs import Program
+from benchmarks import harness
+from benchmarks.harness import QUICK_DIVISOR, Json, LoopName, Unmeasurable, in_fresh_process, run_on
+from benchmarks.purgatories import BY_NAME, COMPARED, NEVER_MS, RunState
 
+SUMMARY = "Bytes of a pending request, with up to a million pending, and the bytes left afterwards."
 SIZES = (10_000, 100_000, 1_000_000)
 TIMEOUT = 300.0
 WARM_UP = 1_000
+HEADINGS = ("implementation", "loop", "requests", "bytes each", "left", "held")
+CAPTION = "Resident memory of a new process; left, held: shares after all were completed."
+
+add_arguments = harness.add_loop
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures each size, prints the table and writes the JSON."""
+    """Measures each size."""
     sizes = [SIZES[0] // QUICK_DIVISOR] if options.quick else SIZES
-    console = opened_console("memory: of requests in each implementation")
-    numbers = ("requests", "bytes each", "left", "held")
-    caption = "Resident memory of a new process; left, held: shares after all were completed."
-    table = plain_table("Memory", caption, ("loop", "implementation"), numbers, options.quick)
-    runs: list[dict[str, Any]] = []
-    for loop, size, name in product(options.loops, sizes, chosen(options)):
-        console.print(f"{size:,} in {name} on {loop}", style="dim")
+    table: list[list[str]] = []
+    runs: list[Json] = []
+    for loop, size, name in product(harness.loops(options), sizes, COMPARED):
         try:
             grown, left = in_fresh_process(measure, loop, name, size)
             traced, held = in_fresh_process(measure, loop, name, size, traced=True)
         except Unmeasurable as error:
-            console.print(f"{size:,} in {name}: {error}")
+            harness.progress(f"{size:,} in {name}: {error}")
             continue
-        figures = {"bytes_each": grown / size, "left": left / max(grown, 1)}
-        figures["held"] = held / max(traced, 1)
-        runs.append({"loop": loop, "implementation": name, "requests": size, **figures})
-        shares = f"{figures['left']:.1%}", f"{figures['held']:.1%}"
-        table.add_row(loop, name, f"{size:,}", f"{figures['bytes_each']:,.0f}", *shares)
-    console.print(table)
-    write_report(console, options, "memory", runs=runs)
+        shares = left / max(grown, 1), held / max(traced, 1)
+        each = {"loop": loop, "implementation": name, "requests": size, "bytes_each": grown / size}
+        runs.append({**each, "left": shares[0], "held": shares[1]})
+        cells = [f"{size:,}", f"{grown / size:,.0f}", *(f"{share:.1%}" for share in shares)]
+        table.append([name, loop, *cells])
+        harness.progress(*table[-1])
+    harness.report(options, "memory", HEADINGS, table, CAPTION, runs=runs)
     return 0
 
 
@@ -67,7 +58,9 @@ def measure(loop: LoopName, name: str, requests: int, *, traced: bool = False) -
     Args:
         traced: measure the memory allocated by Python, not the process's.
     """
-    return run_on(loop, _grow_and_shrink(name, requests, _traced if traced else resident_bytes))
+    return run_on(
+        loop, _grow_and_shrink(name, requests, _traced if traced else harness.resident_bytes)
+    )
 
 
 def _traced() -> int:
@@ -107,11 +100,3 @@ async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) 
     await asyncio.sleep(0.01)
     gc.collect()
     return grown, memory() - before
-
-
-PROGRAM = Program(
-    "memory",
-    "Bytes of a pending request, with up to a million pending, and the bytes left afterwards.",
-    add_implementations,
-    run,
-)

@@ -1,28 +1,130 @@
-"""The clients of ``python tests/benchmarks http``, in a process of their own: plain sockets, one
-poll open on each.
+"""``python tests/benchmarks http``: long polls on a real server, against the usual handler without
+this library.
 
+The server is uvicorn with httptools, in a process of its own; `long_poll_server` has both handlers.
+The clients are plain sockets in another process, this file as a module, with one poll open on each.
 They speak as little HTTP as possible, because they share the machine with the server. They also
 report how busy they were themselves: clients that are busy all the time only measure themselves.
 
-    python -m benchmarks.http.clients PORT '{"polls": 1000, ...}'
-
-prints one line of JSON for each thing measured.
+In each run all polls are opened. Events come at random times under random keys; each answers ten
+polls, which are asked again at once. At last all polls are ended. Both handlers run alternately, on
+the same server and the same connections. Latency is from the event in the server to the answer in
+the client; CPU is the server process's alone.
 """
 
+import argparse
 import asyncio
 import json
+import os
 import random
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from itertools import product
+from statistics import median
+from typing import Any, Final, cast
 
-from benchmarks.cases import run_on
-from benchmarks.process import raise_file_limit
+from benchmarks import harness
+from benchmarks.harness import QUICK_DIVISOR, TESTS, Json, number, positive
 
+SUMMARY = "Long polls on a real server, against the usual handler without this library."
+POLLS = (1_000, 5_000)
+OTHER_CONNECTIONS = 100
+"""Limit of files that a process needs besides one for each poll."""
 WAIT = 3000  # seconds; no poll of the benchmark ends at its deadline
 POLLS_PER_KEY = 10
+ANSWERS_PER_SECOND = 500
 BATCH_OF_CONNECTIONS = 100
+FIGURES: Final = {"p50": (1e3, "ms"), "p99": (1e3, "ms"), "p99.9": (1e3, "ms"), "cpu": (1e6, "µs")}
+"""The figures of a run: the factor from seconds, and the unit."""
+HEADINGS = ("row", "loop", "ours", "theirs", "ratio")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    harness.add_loop(parser)
+    add = parser.add_argument
+    polls = "open polls; may be repeated (default: 1000, 5000)"
+    add("--polls", type=positive, action="append", metavar="N", help=polls)
+    add("--rounds", type=positive, default=5, metavar="N", help="runs of each handler")
+    add("--seconds", type=float, default=5.0, metavar="S", help="length of a run")
+    check = "their handler's looks for its client"
+    add("--check-interval", type=float, default=1.0, metavar="S", help=check)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all rows; 2 if this process may not open enough connections."""
+    counts = options.polls or POLLS
+    divisor = QUICK_DIVISOR if options.quick else 1
+    if max(counts) // divisor + OTHER_CONNECTIONS > (limit := harness.raise_file_limit()):
+        harness.progress(f"cannot open {max(counts)} connections: the limit of files is {limit}")
+        return 2
+    table: list[list[str]] = []
+    runs: list[Json] = []
+    for count, loop in product(counts, harness.loops(options)):
+        job = {"polls": max(POLLS_PER_KEY, count // divisor), "loop": loop, "seed": options.seed}
+        job["rounds"] = 1 if options.quick else options.rounds
+        job["seconds"] = 0.3 if options.quick else options.seconds
+        found = list(measured(job, options.check_interval))
+        runs += [{"polls": count, "loop": loop, **each} for each in found]
+        table += [[f"{count:,} polls, {name}", loop, *cells(found, name)] for name in FIGURES]
+    busiest = max(each["clients_busy"] for each in runs)
+    caption = (
+        f"Medians; ratios are of paired runs. Theirs is asyncio.wait_for on an asyncio.Event, and "
+        f"checks for its client every {options.check_interval:g} s.\nThe process of the clients "
+        f"was busy for up to {busiest:.0%} of a run."
+    )
+    caption += " That is too much: these latencies are also its own." if busiest > 0.9 else ""
+    harness.report(options, "http", HEADINGS, table, caption, runs=runs)
+    return 0
+
+
+def cells(runs: list[Json], figure: str) -> list[str]:
+    """A figure of both handlers, and the ratio of the two runs of each round."""
+    factor, unit = FIGURES[figure]
+    sides = [
+        [factor * each[figure] for each in runs if each["path"] == path and figure in each]
+        for path in ("ours", "theirs")
+    ]
+    ratios = [mine / other for mine, other in zip(*sides, strict=False)]
+    shown = [number(median(side), unit) if side else "no answer" for side in sides]
+    return [*shown, number(median(ratios)) if ratios else ""]
+
+
+@contextmanager
+def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a module, and is killed at the end of the block."""
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def measured(job: Json, check_interval: float) -> Iterator[Json]:
+    """The measurements of clients on a server of their own.
+
+    Raises:
+        RuntimeError: the clients have failed.
+    """
+    options = ("--loop", job["loop"], "--check-interval", str(check_interval))
+    with process("benchmarks.long_poll_server", *options) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        with process("benchmarks.long_polls", port, json.dumps(job)) as clients:
+            assert clients.stdout is not None
+            for line in clients.stdout:
+                yield json.loads(line)
+            if status := clients.wait():
+                raise RuntimeError(f"the clients ended with status {status}")
+
+
+# -- the clients, in a process of their own
 
 
 class Poller(asyncio.Protocol):
@@ -56,7 +158,7 @@ class Poller(asyncio.Protocol):
         if head.startswith(b"HTTP/1.1 200"):
             answer = json.loads(body)
             self.seen = answer["version"]
-            self.clients.answered(now - answer["at"])
+            self.clients.latencies.append(now - answer["at"])
             if self.clients.polling:
                 self.poll()
         else:
@@ -73,9 +175,6 @@ class Clients:
         self.path = b"ours"
         self.polling = False
         self.latencies: list[float] = []
-
-    def answered(self, latency: float) -> None:
-        self.latencies.append(latency)
 
     async def ask(self, method: str, target: str) -> Any:
         """One request on a connection of its own."""
@@ -162,24 +261,16 @@ class Clients:
         return result
 
 
-async def measure(clients: Clients, job: dict[str, Any]) -> None:
+async def measure(clients: Clients, job: Json) -> None:
     """Runs the handlers alternately, and prints the measurements."""
     await clients.connect(job["polls"])
-    for number in range(job["rounds"]):
-        for path in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
-            send({"round": number, **await clients.load(path, job["rate"], job["seconds"])})
-
-
-def send(result: dict[str, Any]) -> None:
-    print(json.dumps(result), flush=True)
-
-
-def main() -> None:
-    port, text = sys.argv[1:]
-    job = json.loads(text)
-    raise_file_limit()
-    run_on(job["loop"], measure(Clients(int(port), job["seed"]), job))
+    rate = ANSWERS_PER_SECOND / POLLS_PER_KEY
+    for each in range(job["rounds"]):
+        for path in ("ours", "theirs") if each % 2 == 0 else ("theirs", "ours"):
+            print(json.dumps(await clients.load(path, rate, job["seconds"])), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    PORT, JOB = sys.argv[1], json.loads(sys.argv[2])
+    harness.raise_file_limit()
+    harness.run_on(JOB["loop"], measure(Clients(int(PORT), JOB["seed"]), JOB))

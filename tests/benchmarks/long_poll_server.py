@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.process import raise_file_limit
+from benchmarks.harness import raise_file_limit
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls
 

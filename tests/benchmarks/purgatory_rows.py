@@ -1,27 +1,30 @@
-"""The rows about `Purgatory`: the cost of waiting for a key, of completing, cancelling and
-expiring, and of being pending."""
+"""The rows of ``micro`` about `Purgatory` and `ThresholdPurgatory`, and about their observers."""
 
 import asyncio
 import gc
 import random
-from collections.abc import Hashable, Iterable, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import count, islice, repeat
-from itertools import cycle as cycle_of
+from itertools import count, cycle, islice, repeat
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.cases import LoopName, Setting, run_on
-from benchmarks.measure import (
+from benchmarks import harness
+from benchmarks.harness import (
     BATCH,
-    Comparison,
+    WARM_UP_ROUNDS,
+    Batch,
     Contender,
-    LoopProbe,
+    LoopName,
     Measured,
-    Unmeasurable,
+    Setting,
     compare,
     own_copy,
+    run_on,
 )
-from benchmarks.micro.timer_rows import (
+from benchmarks.timer_rows import (
     LATEST,
     SOONEST,
     TIMEOUT,
@@ -29,11 +32,13 @@ from benchmarks.micro.timer_rows import (
     start_pending,
     starting_and_cancelling,
 )
-from benchmarks.process import in_fresh_process, resident_bytes
-from purgatory import DelayedOperation, Purgatory
+from purgatory import DelayedOperation, OperationCancelled, Purgatory, ThresholdPurgatory
 
 SHARED_KEYS, KEYS_OF_EACH = 100, 3
 """As in Kafka's benchmark of its purgatory."""
+
+
+# -- Purgatory: the cost of waiting for a key, of completing, cancelling, and of being pending
 
 
 class Log:
@@ -71,7 +76,7 @@ class Never(DelayedOperation[None]):
 AnyPurgatory = Purgatory[DelayedOperation[Any]]
 
 
-async def cycle(setting: Setting) -> Measured:
+async def complete_by_key(setting: Setting) -> Measured:
     """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key.
 
     Against the loop's `call_later` + `cancel`, which is the least that any timeout can cost on the
@@ -79,24 +84,24 @@ async def cycle(setting: Setting) -> Measured:
     """
     async with AnyPurgatory() as purgatory:
         theirs = starting_and_cancelling(asyncio.get_running_loop().call_later)
-        return await compare(cycling(purgatory), theirs, setting.rounds())
+        return await compare(completing_by_key(purgatory), theirs, setting.rounds())
 
 
-def cycling(purgatory: AnyPurgatory) -> Contender:
+def completing_by_key(purgatory: AnyPurgatory) -> Contender:
     log = Log()
     for first in count(1, BATCH):
-        yield partial(_cycle, purgatory, log, range(first, first + BATCH))
+        yield partial(_complete_by_key, purgatory, log, range(first, first + BATCH))
         assert not purgatory.pending
 
 
-async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
+async def _complete_by_key(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
     for offset in offsets:
         purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
 
 
-async def cycle_shared(pending: int, setting: Setting) -> Measured:
+async def complete_shared(pending: int, setting: Setting) -> Measured:
     """Construct an operation, watch it on three of 100 keys that `pending` others share, complete
     it.
 
@@ -108,13 +113,13 @@ async def cycle_shared(pending: int, setting: Setting) -> Measured:
     async with AnyPurgatory() as purgatory:
         with not_yet_due(pending):
             start_pending(call_later, pending, setting)
-            for keys in islice(cycle_of(key_sets), setting.size(pending)):
+            for keys in islice(cycle(key_sets), setting.size(pending)):
                 purgatory.try_complete_else_watch(Never(SOONEST), keys)
-            ours = repeat(partial(_cycle_shared, purgatory, key_sets))
+            ours = repeat(partial(_complete_shared, purgatory, key_sets))
             return await compare(ours, starting_and_cancelling(call_later), setting.rounds())
 
 
-async def _cycle_shared(purgatory: AnyPurgatory, key_sets: Iterable[tuple[str, ...]]) -> None:
+async def _complete_shared(purgatory: AnyPurgatory, key_sets: Iterable[tuple[str, ...]]) -> None:
     for keys in key_sets:
         operation = Never(TIMEOUT)
         purgatory.try_complete_else_watch(operation, keys)
@@ -211,49 +216,12 @@ async def _cancel(operations: Iterable[Never]) -> None:
         operation.cancel()
 
 
-async def burst(operations: int, setting: Setting) -> Measured:
-    """Operations that wait for a key each and are due in one tick: the longest stall of the loop,
-    in milliseconds.
-
-    Measured from when all are watched until all have expired, so that the wheel's work ahead of
-    the tick counts, too.
-    """
-    stalls = [await _max_stall(setting.size(operations)) for _ in setting.rounds(5)]
-    return Measured(Comparison.alone([stall * 1e3 for stall in stalls]))
-
-
-async def _max_stall(operations: int) -> float:
-    """Watches operations that are all due at the same instant, and probes the loop while they
-    expire."""
-    loop = asyncio.get_running_loop()
-    lead = 0.3 + 10e-6 * operations  # seconds to watch them in
-    deadline = loop.time() + lead
-    async with AnyPurgatory() as purgatory:
-        for key in range(operations):
-            purgatory.try_complete_else_watch(Never(deadline=deadline), (key,))
-        gc.collect()  # garbage from making them is not the burst's
-        await asyncio.sleep(0)
-        if loop.time() > deadline:
-            raise Unmeasurable(
-                f"the machine was too busy: {operations:,} operations were not watched within "
-                f"{lead:.1f} s"
-            )
-        with LoopProbe() as probe:
-            while purgatory.pending:
-                await asyncio.sleep(0)
-    return probe.max_stall
-
-
 async def memory(operations: int, setting: Setting) -> Measured:
     """Bytes per pending `Fetch`, each on an `int` key of its own: the growth of the resident
-    memory of a process.
-
-    Resident memory is the memory that the machine must have. The process is a new one, because
-    memory that other rows have freed would be used again, and would not be seen to grow.
-    """
+    memory of a new process."""
     operations = setting.size(operations)
-    growth = in_fresh_process(_resident_growth, setting.loop_name, operations)
-    return Measured(Comparison.alone([growth / operations]))
+    growth = harness.in_fresh_process(_resident_growth, setting.loop_name, operations)
+    return Measured([growth / operations])
 
 
 def _resident_growth(loop_name: LoopName, operations: int) -> int:
@@ -261,13 +229,137 @@ def _resident_growth(loop_name: LoopName, operations: int) -> int:
         log, keys = Log(), list(range(1, operations + 1))
         async with AnyPurgatory() as purgatory:
             gc.collect()
-            before = resident_bytes()
+            before = harness.resident_bytes()
             for key in keys:
                 timeout = SOONEST + (LATEST - SOONEST) * key / operations
                 purgatory.try_complete_else_watch(Fetch(log, key, timeout), (key,))
             gc.collect()
-            after = resident_bytes()
+            after = harness.resident_bytes()
             assert purgatory.pending == operations
         return after - before
 
     return run_on(loop_name, grow())
+
+
+# -- observers: the cost that a journal and metrics add to `complete_by_key`, and of reading metrics
+
+
+async def observed(has_journal: bool, has_meter: bool, setting: Setting) -> Measured:
+    """Microseconds that observers add: the difference in CPU time of the loop's own thread. The
+    journal's thread, which writes the files meanwhile, uses another core."""
+    from purgatory.metrics import Meter
+
+    observers: list[Any] = [Meter()] * has_meter
+    if not has_journal:
+        return await _added(observers, setting)
+    from purgatory.journal import Journal  # there is no pyarrow for PyPy
+
+    with TemporaryDirectory() as directory:
+        async with Journal(directory) as journal:
+            return await _added([journal, *observers], setting)
+
+
+async def _added(observers: list[Any], setting: Setting) -> Measured:
+    async with AnyPurgatory(observer=observers) as watched, AnyPurgatory() as alone:
+        contenders = completing_by_key(watched), completing_by_key(alone)
+        added: list[float] = []
+        for number, _ in enumerate([*range(WARM_UP_ROUNDS), *setting.rounds()]):
+            ours, theirs = [await _seconds_on_this_thread(next(each)) for each in contenders]
+            if number >= WARM_UP_ROUNDS:
+                added.append((ours - theirs) / BATCH * 1e6)
+    return Measured(added)
+
+
+async def _seconds_on_this_thread(batch: Batch) -> float:
+    start = time.thread_time()
+    await batch()
+    spent = time.thread_time() - start
+    await asyncio.sleep(0)
+    return spent
+
+
+async def scrape(pending: int, setting: Setting) -> Measured:
+    """Read all metrics with Prometheus' client, in milliseconds, while operations are pending and
+    others have ended."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from purgatory.metrics import Meter
+    from purgatory.metrics.prometheus import collector
+
+    registry, meter, took = CollectorRegistry(), Meter(), list[float]()
+    async with AnyPurgatory(observer=meter) as purgatory:
+        registry.register(collector(meter, purgatories=purgatory))
+        for key in range(setting.size(pending)):
+            purgatory.try_complete_else_watch(Never(TIMEOUT), (-key,))
+        await _complete_by_key(purgatory, Log(), range(1, BATCH))
+        for _ in setting.rounds(100):
+            start = time.thread_time()
+            generate_latest(registry)
+            took.append((time.thread_time() - start) * 1e3)
+            await asyncio.sleep(0)
+    return Measured(took)
+
+
+# -- ThresholdPurgatory: the cost of an advance depends on the operations that it completes
+
+
+Offsets = ThresholdPurgatory[int, int]
+Wait = tuple[int, int]
+"""A key and a threshold."""
+
+
+async def complete_one_of(waiters: int, setting: Setting) -> Measured:
+    """Advance a key with many waiters to the threshold of the next one; against a key with a single
+    waiter.
+
+    Equally many wait on both sides, so that the caches of the processor make no difference. They
+    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
+    ratio. The tasks run after the batch, as after an `advance`.
+    """
+    waiters = setting.size(waiters)
+    waiting = waiters + BATCH
+    async with Offsets() as crowded, Offsets() as roomy:
+        ours = completing(crowded, waiters, lambda number: (0, number))
+        theirs = completing(
+            roomy, waiters, lambda number: (number % waiting, number // waiting + 1)
+        )
+        await asyncio.sleep(0)  # after which all of them wait
+        return await compare(ours, theirs, setting.rounds())
+
+
+def completing(purgatory: Offsets, waiters: int, wait: Callable[[int], Wait]) -> Contender:
+    """The contender whose batch completes the first `BATCH` waits, with one advance for each."""
+    waits = list(map(wait, range(1, waiters + BATCH + 1)))
+    start_waiting(purgatory, waits)
+    return _completing(purgatory, waits, map(wait, count(len(waits) + 1)))
+
+
+def _completing(purgatory: Offsets, waits: list[Wait], more: Iterable[Wait]) -> Contender:
+    batch, more = own_copy(_advance), iter(more)
+    while True:
+        chosen, waits[:BATCH] = waits[:BATCH], []
+        completed = purgatory.statistics().completed
+        yield partial(batch, purgatory, chosen)
+        assert purgatory.statistics().completed == completed + BATCH
+        # They begin to wait after the next batch, which does not need them yet.
+        waits += (new := list(islice(more, BATCH)))
+        start_waiting(purgatory, new)
+
+
+async def _advance(purgatory: Offsets, values: Sequence[tuple[int, int]]) -> None:
+    advance = purgatory.advance
+    for key, value in values:
+        advance(key, value)
+
+
+def start_waiting(purgatory: Offsets, waits: Iterable[Wait]) -> None:
+    """Starts a task for each of `waits`. They wait from the next iteration of the loop on; the
+    purgatory keeps them alive."""
+
+    async def wait(key: int, threshold: int) -> None:
+        with suppress(OperationCancelled):
+            await purgatory.wait(key, threshold)
+
+    loop = asyncio.get_running_loop()
+    for key, threshold in waits:
+        loop.create_task(wait(key, threshold))  # noqa: RUF006

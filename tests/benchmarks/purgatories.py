@@ -12,17 +12,13 @@ and `complete(request)`. An event loop has one thread: where Kafka has a reaper 
 the loop does its work here.
 """
 
-import argparse
 import asyncio
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 from math import ceil
-from time import monotonic
 from typing import Any
 
-from benchmarks.options import add_common_options
 from purgatory import DelayedOperation, Purgatory
 
 PAYLOAD_BYTES = 100
@@ -37,28 +33,21 @@ class RunState:
         now_ms: the time, set by the code that completes requests; the condition of a request holds
             from its `completes_at_ms` on.
         answered: number of requests that were completed or have expired.
-        lateness: of each expired request, in seconds by the machine's clock, because uvloop's
-            clock has only whole milliseconds.
+        expired: number of requests that have expired.
     """
 
-    __slots__ = ("answered", "lateness", "now_ms")
+    __slots__ = ("answered", "expired", "now_ms")
 
     def __init__(self) -> None:
-        self.now_ms = self.answered = 0
-        self.lateness = array("d")
-
-    def expired(self, deadline: float) -> None:
-        """Notes that a request has just expired, whose deadline is given in the loop's time."""
-        self.lateness.append(monotonic() - deadline)
+        self.now_ms = self.answered = self.expired = 0
 
 
 class Request(ABC):
     """A fake request: it has 100 bytes of payload, its condition holds from a certain time on, and
     its end is counted."""
 
-    __slots__ = ("completes_at_ms", "deadline", "done", "keys", "payload", "run_state", "timeout")
+    __slots__ = ("completes_at_ms", "done", "keys", "payload", "run_state", "timeout")
 
-    deadline: float
     keys: Sequence[Hashable]
 
     def __init__(self, run_state: RunState, timeout: float, latency_ms: int) -> None:
@@ -82,7 +71,7 @@ class Request(ABC):
 
     def on_expiration(self) -> None:
         """Called after `on_complete`, if the request has expired."""
-        self.run_state.expired(self.deadline)
+        self.run_state.expired += 1
 
 
 # -- ours
@@ -106,9 +95,7 @@ class FakeOperation(DelayedOperation[None]):
         self.run_state.answered += 1
 
     def on_expiration(self) -> None:
-        deadline = self.deadline
-        assert deadline is not None
-        self.run_state.expired(deadline)
+        self.run_state.expired += 1
 
 
 class Ours:
@@ -183,8 +170,7 @@ class CallLater:
             else:
                 waiting.add(request)
         self._pending += 1
-        request.deadline = when = self._time() + request.timeout
-        request.handle = self._call_at(when, request.expire)
+        request.handle = self._call_at(self._time() + request.timeout, request.expire)
         return False
 
     def remove(self, request: Timed) -> None:
@@ -219,36 +205,6 @@ class CallLater:
 
 PURGE_THRESHOLD = 1_000
 WHEEL_SIZE = 20
-
-
-class LingeringWatchLists:
-    """The requests that watch each key. Completed ones stay until the key is checked or all lists
-    are purged."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[Hashable, list[Request]] = {}
-
-    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
-        """Lets `request` watch `keys`."""
-        by_key = self._by_key
-        for key in keys:
-            waiting = by_key.get(key)
-            if waiting is None:
-                by_key[key] = [request]
-            else:
-                waiting.append(request)
-
-    def purge(self) -> None:
-        """Drops all requests that have ended. Cost: all entries."""
-        for key, waiting in list(self._by_key.items()):
-            self._keep(key, waiting)
-
-    def _keep(self, key: Hashable, waiting: list[Request]) -> None:
-        kept = [request for request in waiting if not request.done]
-        if kept:
-            self._by_key[key] = kept
-        else:
-            self._by_key.pop(key, None)
 
 
 class Bucket(dict["Task", None]):
@@ -326,7 +282,7 @@ class KafkaWheel:
         self._time = self._loop.time
         self._wheel = Level(1, int(self._time() * 1000.0))
         self._queue: list[tuple[int, int, Bucket]] = []
-        self._watchers = LingeringWatchLists()
+        self._by_key: dict[Hashable, list[Request]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = -1
         self._estimate = 0
@@ -340,10 +296,14 @@ class KafkaWheel:
         self.waiting += 1
         if request.try_complete():
             return True
-        self._watchers.add(request, keys)
+        for key in keys:
+            waiting = self._by_key.get(key)
+            if waiting is None:
+                self._by_key[key] = [request]
+            else:
+                waiting.append(request)
         self._estimate += 1
-        request.deadline = self._time() + request.timeout
-        request.due_ms = ceil(request.deadline * 1000.0)
+        request.due_ms = ceil((self._time() + request.timeout) * 1000.0)
         bucket = request.bucket = self._wheel.bucket_for(request.due_ms, self._queue)
         if bucket is None:
             self._expire(request)
@@ -383,8 +343,17 @@ class KafkaWheel:
                     again[task] = None
         if self._estimate - self.waiting > PURGE_THRESHOLD:
             self._estimate = self.waiting
-            self._watchers.purge()
+            self._purge()
         self._set_timer()
+
+    def _purge(self) -> None:
+        """Drops all requests that have ended. Cost: all entries."""
+        for key, waiting in list(self._by_key.items()):
+            kept = [request for request in waiting if not request.done]
+            if kept:
+                self._by_key[key] = kept
+            else:
+                self._by_key.pop(key, None)
 
     def _expire(self, task: Task) -> None:
         if task.force_complete():
@@ -434,20 +403,3 @@ class EmptyPurgatory:
 OURS, EMPTY = "ours", "empty"
 COMPARED: dict[str, Callable[[], Any]] = {OURS: Ours, "kafka": KafkaWheel, "call-later": CallLater}
 BY_NAME = {**COMPARED, EMPTY: EmptyPurgatory}
-
-
-def add_implementations(parser: argparse.ArgumentParser, random: bool = False) -> None:
-    """Adds ``--implementation``, which may be repeated, and the common options."""
-    add_common_options(parser, random=random, fastest_loop=True)
-    parser.add_argument(
-        "--implementation",
-        dest="implementations",
-        action="append",
-        choices=[*COMPARED],
-        help="only this one; may be repeated (default: all)",
-    )
-
-
-def chosen(options: argparse.Namespace) -> list[str]:
-    """The implementations to measure, in the order in which they were named."""
-    return [*dict.fromkeys(options.implementations or COMPARED)]

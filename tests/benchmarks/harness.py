@@ -1,0 +1,283 @@
+"""How the benchmarks measure, and what they print.
+
+Contenders alternate, batch by batch, in one process and on one loop: a batch of ours, then a batch
+of theirs (A B A B ...). So whatever else the machine does affects both in the same way. Each round
+gives a ratio. The figure of a row is the median of these paired ratios, shown with their quartiles.
+
+- A batch is about 1,000 operations. A loop frees cancelled timers only in its next iteration. So a
+  longer batch would measure a heap of cancelled timers that no server collects within one
+  iteration, and a shorter one the clock, which costs about 1 µs.
+- The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that
+  the machine gives to other programs meanwhile is not the contender's cost.
+- After each batch the loop does two iterations. A contender may defer work until then: the wheel
+  cancels the loop's timers of buckets that have become empty, uvloop closes cancelled handles. This
+  work must not count for the other contender, but it must count. So the clock is read twice after
+  each batch: before these iterations, and after them (`settled`).
+- The garbage collector stays on, as in a server.
+"""
+
+import argparse
+import asyncio
+import gc
+import importlib.util
+import json
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from types import FunctionType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+BATCH = 1_000
+SETTLING_ITERATIONS = 2
+WARM_UP_ROUNDS = 5
+QUICK_DIVISOR = 100
+"""A quick run does a hundredth of everything."""
+TESTS = Path(__file__).resolve().parents[1]
+"""The folder from which `benchmarks` is imported."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LoopName = Literal["asyncio", "uvloop"]
+Json = dict[str, Any]
+
+Batch = Callable[[], Awaitable[None]]
+"""Does `BATCH` operations, which are timed."""
+
+Contender = Iterator[Batch]
+"""One side of a comparison. Preparing the next batch is not timed."""
+
+
+class Unmeasurable(Exception):
+    """The row cannot be measured on this machine now. The message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A row's costs, one for each round.
+
+    Attributes:
+        ours: of our side.
+        theirs: of the other side; empty if there is nothing to compare with.
+        settled: ratio with the iterations of the loop that clean up after each batch.
+    """
+
+    ours: Sequence[float]
+    theirs: Sequence[float] = ()
+    settled: float | None = None
+
+    @property
+    def figures(self) -> Sequence[float]:
+        """The ratios, or `ours` where there is nothing to compare with."""
+        pairs = zip(self.ours, self.theirs, strict=False)
+        return [mine / other for mine, other in pairs] or self.ours
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.figures) == 1:
+            return self.figures[0], self.figures[0]
+        low, _, high = quantiles(self.figures, n=4, method="inclusive")
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row's parameters: its loop, its randomness and the amount of work.
+
+    Attributes:
+        random: seeded anew for each row, so that a row does the same alone as among the others.
+        track: like `range`; with ``--against`` it waits before each round for the other side.
+    """
+
+    loop_name: LoopName
+    random: random.Random
+    quick: bool
+    track: Callable[[int], Iterable[int]] = range
+
+    def size(self, full: int) -> int:
+        """How many to take where a full run takes `full`."""
+        return full // QUICK_DIVISOR if self.quick else full
+
+    def rounds(self, full: int = 200) -> Iterable[int]:
+        """The rounds to measure, of which a full run does `full`."""
+        return self.track(3 if self.quick else full)
+
+
+# -- measuring
+
+
+async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> Measured:
+    """Times `ours` and `theirs` alternately, a batch of each in every round: microseconds of an
+    operation."""
+    gc.collect()
+    for _ in range(WARM_UP_ROUNDS):
+        await _time(ours)
+        await _time(theirs)
+    mine: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+    for _ in rounds:
+        mine.append(await _time(ours))
+        others.append(await _time(theirs))
+    settled = median(one[1] / other[1] for one, other in zip(mine, others, strict=True))
+    return Measured([bare for bare, _ in mine], [bare for bare, _ in others], settled)
+
+
+async def _time(contender: Contender) -> tuple[float, float]:
+    """The cost of the next batch, in microseconds per operation: bare, and settled."""
+    batch = next(contender)
+    start = time.process_time()
+    await batch()
+    done = time.process_time()
+    for _ in range(SETTLING_ITERATIONS):
+        await asyncio.sleep(0)
+    settled = time.process_time()
+    return (done - start) / BATCH * 1e6, (settled - start) / BATCH * 1e6
+
+
+def own_copy(function: Callable[P, T]) -> Callable[P, T]:
+    """A copy of `function` with byte code of its own.
+
+    Both contenders run the same lines of Python. But CPython adapts byte code to the types that it
+    meets: lines that meet two kinds of timer alternately would be adapted to neither, which does
+    not happen in a real program.
+    """
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+
+
+def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine on a new loop of this name.
+
+    Raises:
+        ImportError: uvloop is not installed.
+    """
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    if name == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(coroutine)
+
+
+def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `function` returns in a process of its own: it meets no memory and no adapted byte code
+    of other measurements.
+
+    The function, its arguments and its result are pickled.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *args, **kwargs).result()
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is in RAM now.
+
+    Unlike tracemalloc, it includes the allocator's rounding, and uvloop's memory outside of
+    Python.
+
+    Raises:
+        Unmeasurable: the system has no ``/proc``.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except FileNotFoundError:
+        raise Unmeasurable("resident memory is read from /proc") from None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def raise_file_limit() -> int:
+    """Lets this process open as many files as the system allows; returns how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+# -- options
+
+
+def add_loop(parser: argparse.ArgumentParser, both: bool = False) -> None:
+    """Adds ``--loop``. By default it is the fastest loop, or `both`."""
+    available = ["asyncio", "uvloop"] if importlib.util.find_spec("uvloop") else ["asyncio"]
+    choices = {"asyncio": ["asyncio"], available[-1]: available[-1:], "both": available}
+    parser.add_argument(
+        "--loop",
+        choices=choices,
+        default="both" if both else available[-1],
+        help="the event loop to run on (default: %(default)s)",
+    )
+    parser.set_defaults(loops=choices)
+
+
+def loops(options: argparse.Namespace) -> list[LoopName]:
+    """The loops that were asked for."""
+    found: list[LoopName] = options.loops[options.loop]
+    return found
+
+
+def positive(text: str) -> int:
+    """A whole number, at least one."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return number
+
+
+# -- output
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three digits of it, with its unit."""
+    if value is None:
+        return ""
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{digits}f} {unit}".rstrip()
+
+
+def report(
+    options: argparse.Namespace,
+    program: str,
+    headings: Sequence[str],
+    table: Sequence[Sequence[str]],
+    caption: str,
+    **figures: Any,
+) -> None:
+    """Prints a table with the machine that its figures belong to, and writes the JSON file, if one
+    was asked for.
+
+    Args:
+        figures: as plain data, for the file.
+    """
+    widths = [max(map(len, column)) for column in zip(headings, *table, strict=True)]
+    for row in headings, *table:
+        first, *others = (
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join([first, *others]).rstrip())
+    print(caption)
+    if options.quick:
+        print("QUICK: done with a small part of everything; these figures prove nothing.")
+    machine = {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": os.cpu_count(),
+    }
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    if options.json is not None:
+        written = {"program": program, "environment": machine, "quick": options.quick, **figures}
+        options.json.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def progress(*words: object) -> None:
+    """A line while the program runs."""
+    print(*words, file=sys.stderr, flush=True)

@@ -1,0 +1,244 @@
+"""``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with
+the one before it.
+
+A million requests arrive at a given rate. Most are completed from outside when their time comes; the
+rest expire after 200 ms. The intervals come from an exponential distribution, the times to
+completion from a log-normal one, which is given by two percentiles; all are whole milliseconds. A
+request that takes as long as the timeout or longer is never completed. One thing differs from Kafka's
+`TestPurgatoryPerformance`: Kafka draws three keys once, and all requests watch them; here each
+request watches three keys of its own. Everything random is drawn before the clock starts.
+
+For each rate the implementations are measured one after the other, each in a process of its own.
+Before them comes the empty purgatory: its cost is the generator's own share, and the *net* cost of an
+implementation is its cost without that share. With several rounds the median of each figure counts.
+"""
+
+import argparse
+import asyncio
+import gc
+import random
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, cycle, islice, product
+from math import inf, log
+from statistics import median
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import QUICK_DIVISOR, Json, LoopName, in_fresh_process, positive, run_on
+from benchmarks.purgatories import BY_NAME, COMPARED, EMPTY, NEVER_MS, OURS, RunState
+
+SUMMARY = (
+    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers "
+    "of the loop."
+)
+RATES = (105_000.0, 300_000.0, inf)
+TIMEOUT_MS = 200
+POSSIBLE_KEYS = 100
+KEYS_PER_REQUEST = 3
+KEY_SETS = 4_096
+"""How many sets of keys are drawn; the requests take one after the other."""
+
+NORMAL_PERCENTILE_75 = 0.674490
+"""The third quartile of the normal distribution with mean 0 and deviation 1."""
+LATENCIES = {"low": (20.0, 60.0), "high": (200.0, 400.0)}
+"""The median and the third quartile of what requests take if nothing is late, in milliseconds. The
+names say how many of the requests will expire."""
+BATCH = 256
+RING = 256
+"""Milliseconds; more than the completion of a request can take."""
+
+
+class Workload:
+    """The requests of one measurement.
+
+    Args:
+        requests: how many.
+        rate: arrivals per second on average; `inf` for as fast as possible.
+        latency: how long the requests take, a name in `LATENCIES`.
+        seed: of everything random.
+
+    Attributes:
+        arrivals: how many requests arrive in each millisecond; a single element for all of them if
+            the rate is infinite.
+        latencies_ms: how long each request takes; `NEVER_MS` if that is as long as the timeout or
+            longer.
+    """
+
+    def __init__(self, requests: int, rate: float, latency: str, seed: int) -> None:
+        draw = random.Random(seed)
+        self.requests = requests
+        self.rate = rate
+        if rate == inf:
+            self.arrivals = [requests]
+        else:
+            times_ms = list(accumulate(draw.expovariate(rate / 1000.0) for _ in range(requests)))
+            self.arrivals = [0] * (int(times_ms[-1]) + 1)
+            for time_ms in times_ms:
+                self.arrivals[int(time_ms)] += 1
+        median_ms, quartile_ms = LATENCIES[latency]
+        middle = log(median_ms)
+        deviation = log(quartile_ms / median_ms) / NORMAL_PERCENTILE_75
+        taken_ms = (draw.lognormvariate(middle, deviation) for _ in range(requests))
+        self.latencies_ms = array(
+            "H", (int(taken) if taken < TIMEOUT_MS else NEVER_MS for taken in taken_ms)
+        )
+        names = [f"key-{number}" for number in range(POSSIBLE_KEYS)]
+        self._key_sets = [tuple(draw.sample(names, KEYS_PER_REQUEST)) for _ in range(KEY_SETS)]
+
+    def key_sets(self) -> Iterator[tuple[str, ...]]:
+        """The keys of one request after the other, without end."""
+        return cycle(self._key_sets)
+
+
+@dataclass(frozen=True, slots=True)
+class DriveResult:
+    """The measurements of a run.
+
+    Attributes:
+        created_s: seconds of the clock until the last request was created.
+        cpu_s: seconds of CPU time until the last request had ended.
+        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's.
+        expired: share of the requests.
+    """
+
+    created_s: float
+    cpu_s: float
+    max_stall_s: float
+    expired: float
+
+
+async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
+    """Takes a new implementation through all of `workload`, on the running loop.
+
+    It must cost almost nothing. Once in a millisecond, its *tick*, it creates the requests that
+    have arrived since the last tick. The requests that it has to complete lie in a ring of lists,
+    one for each millisecond of the timeout. As in Kafka's benchmark, the time to completion counts
+    from the moment at which a request was really created. So a generator that cannot keep up does
+    not complete requests sooner. In a tick it creates at most `BATCH` requests, and the others in
+    the next iteration of the loop.
+    """
+    loop, implementation, run_state = asyncio.get_running_loop(), make(), RunState()
+    new_request, watch, complete = (
+        implementation.new_request,
+        implementation.watch,
+        implementation.complete,
+    )
+    ring: list[list[Any]] = [[] for _ in range(RING)]
+    latencies, key_sets = iter(workload.latencies_ms), workload.key_sets()
+    to_come, arrived, last_ms = workload.requests, 0, -1
+    timeout = TIMEOUT_MS / 1000.0
+    max_stall, created_at, over_ms = 0.0, inf, inf
+    gc.collect()
+    start = loop.time()
+    cpu_start = left_at = time.process_time()
+    while True:
+        max_stall = max(max_stall, time.process_time() - left_at)
+        run_state.now_ms = now_ms = int((loop.time() - start) * 1000.0 + 1e-3)
+        for millisecond in range(last_ms + 1, now_ms + 1):
+            due = ring[millisecond % RING]
+            for request in due:
+                complete(request)
+            due.clear()
+        arrived += sum(workload.arrivals[last_ms + 1 : now_ms + 1])
+        last_ms = now_ms
+        batch = min(arrived, BATCH)
+        for latency_ms, keys in zip(islice(latencies, batch), key_sets, strict=False):
+            request = new_request(run_state, timeout, latency_ms)
+            if 0 < latency_ms < TIMEOUT_MS:
+                ring[(now_ms + latency_ms) % RING].append(request)
+            watch(request, keys)
+        arrived -= batch
+        to_come -= batch
+        if batch and not to_come:
+            created_at, over_ms = loop.time(), now_ms + TIMEOUT_MS
+        if now_ms >= over_ms and not implementation.pending():
+            break
+        left_at = time.process_time()
+        await asyncio.sleep(0.0 if arrived else start + (now_ms + 1) / 1000.0 - loop.time())
+    implementation.close()
+    return DriveResult(
+        created_s=created_at - start,
+        cpu_s=time.process_time() - cpu_start,
+        max_stall_s=max_stall,
+        expired=run_state.expired / workload.requests,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    harness.add_loop(parser)
+    add = parser.add_argument
+    add("--requests", type=positive, default=1_000_000, metavar="N", help="in each run")
+    add("--rounds", type=positive, default=1, metavar="N", help="whose median counts")
+    many = "; may be repeated"
+    text = f"requests per second, or 'max' for as fast as it goes{many}"
+    add("--rate", dest="rates", action="append", type=rate, metavar="R", help=text)
+    text = f"the share of requests that expire{many}"
+    add("--timeouts", action="append", choices=LATENCIES, help=text)
+
+
+def rate(text: str) -> float:
+    """A rate of requests, `inf` for ``max``."""
+    return inf if text == "max" else float(positive(text.replace(",", "")))
+
+
+HEADINGS = (
+    *("implementation", "timeouts", "asked/s", "had/s", "cpu µs", "net µs"),
+    *("ours/", "expired", "stall ms"),
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all rates."""
+    requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
+    table: list[list[str]] = []
+    runs: list[Json] = []
+    cases = product(harness.loops(options), options.timeouts or LATENCIES, options.rates or RATES)
+    for loop, latency, asked in cases:
+        workloads = [(requests, asked, latency, options.seed + n) for n in range(options.rounds)]
+        rounds = [round_of(loop, workload) for workload in workloads]
+        ours = median(one[OURS]["net_us"] for one in rounds)
+        for name in COMPARED:
+            each = {
+                figure: median(one[name][figure] for one in rounds) for figure in rounds[0][name]
+            }
+            cells = [f"{asked:,.0f}" if asked < inf else "max", f"{each['actual_rate']:,.0f}"]
+            cells += [f"{each['cpu_us']:.2f}", f"{each['net_us']:.2f}"]
+            cells.append("" if name == OURS else f"{ours / each['net_us']:.2f}")
+            cells += [f"{each['expired']:.1%}", f"{each['max_stall_ms']:.1f}"]
+            table.append([name, latency, *cells])
+            harness.progress(loop, *table[-1])
+            told = {"loop": loop, "latency": latency, "implementation": name, "requests": requests}
+            runs.append({**told, "rate": asked if asked < inf else None, **each})
+    caption = (
+        f"{requests:,} requests a run, medians of {options.rounds}. net: CPU without the "
+        "generator's own. ours/: our net cost divided by this one's. stall: longest CPU time "
+        "between two ticks."
+    )
+    harness.report(options, "load", HEADINGS, table, caption, seed=options.seed, runs=runs)
+    return 0
+
+
+def round_of(loop: LoopName, workload: tuple[int, float, str, int]) -> dict[str, Json]:
+    """The figures of each implementation with the same workload, after the generator alone."""
+    requests = workload[0]
+    own = in_fresh_process(_measure, loop, EMPTY, *workload)
+    results = {}
+    for name in COMPARED:
+        driven = in_fresh_process(_measure, loop, name, *workload)
+        results[name] = {
+            "actual_rate": requests / driven.created_s,
+            "cpu_us": driven.cpu_s / requests * 1e6,
+            "net_us": (driven.cpu_s - own.cpu_s) / requests * 1e6,
+            "expired": driven.expired,
+            "max_stall_ms": driven.max_stall_s * 1e3,
+        }
+    return results
+
+
+def _measure(
+    loop: LoopName, name: str, requests: int, asked: float, latency: str, seed: int
+) -> DriveResult:
+    return run_on(loop, drive(BY_NAME[name], Workload(requests, asked, latency, seed)))

@@ -1,0 +1,124 @@
+"""``python tests/benchmarks micro``: one operation at a time, against the event loop's own means
+for the same work.
+
+`benchmarks.harness` explains how comparisons are kept fair; the functions of the rows describe
+their work. To add a row, write such a function and list it in `ROWS`.
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from statistics import median
+from typing import Any
+
+from benchmarks import against, harness
+from benchmarks import purgatory_rows as purgatories
+from benchmarks import timer_rows as timers
+from benchmarks.harness import (
+    BATCH,
+    SETTLING_ITERATIONS,
+    LoopName,
+    Setting,
+    Unmeasurable,
+    number,
+    run_on,
+)
+
+OWN = "the loop's own"
+OWN_TIMER = "the loop's own call_later + cancel"
+MILLION, CROWD = 1_000_000, 100_000
+
+# fmt: off
+ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
+    "timer-0": ("WheelTimer: call_later(30) + cancel, with nothing pending", OWN, "µs",
+                partial(timers.start_and_cancel_among, 0, 0.0)),
+    "timer-60s": ("the same, with a delay of its own for each, 30 to 90 s", OWN, "µs",
+                  partial(timers.start_and_cancel_among, 0, 60.0)),
+    "timer-1m": ("the same as timer-0 with 1,000,000 pending", OWN, "µs",
+                 partial(timers.start_and_cancel_among, MILLION, 0.0)),
+    "timer-random": ("WheelTimer: cancel a random one of 1,000,000, call_later(30)", OWN, "µs",
+                     partial(timers.replace_at_random_among, MILLION)),
+    "cycle": ("construct an operation, watch it, make its condition true, complete its key",
+              OWN_TIMER, "µs", purgatories.complete_by_key),
+    "cycle-shared": ("the same on three of 100 keys that 10,000 others share", OWN_TIMER, "µs",
+                     partial(purgatories.complete_shared, 10_000)),
+    "journal": ("the cost that a journal adds to cycle, on the loop's thread", "", "µs",
+                partial(purgatories.observed, True, False)),
+    "metrics": ("the cost that a meter adds", "", "µs", partial(purgatories.observed, False, True)),
+    "journal+metrics": ("the cost of both", "", "µs", partial(purgatories.observed, True, True)),
+    "scrape": ("read all metrics with Prometheus' client, with 1,000,000 pending", "", "ms",
+               partial(purgatories.scrape, MILLION)),
+    "wait": ("1,000 tasks each wait for a key and are completed by it; per task",
+             "asyncio.timeout around a future", "µs", purgatories.wait),
+    "cancel-crowd": ("cancel one of 100,000 operations on one key", "one alone on its key", "µs",
+                     partial(purgatories.cancel_in_a_crowd, CROWD)),
+    "idle-touch": ("IdleTracker: touch a random one of 1,000,000",
+                   "the loop's own cancel + call_later", "µs", partial(timers.touch_among, MILLION)),
+    "memory": ("resident purgatories.memory of a pending operation, of 1,000,000 on a key each", "", "bytes",
+               partial(purgatories.memory, MILLION)),
+    "timeout": ("async with timeout(30): pass", "asyncio.timeout", "µs", timers.enter_and_leave),
+    "wait-for": ("await wait_for(coroutine, 30), whose coroutine does one sleep(0)",
+                 "asyncio.wait_for", "µs", timers.wait_for_an_iteration),
+    "advance-crowd": ("ThresholdPurgatory: advance that completes one of 100,000 waiters of a key",
+                      "one of one", "µs", partial(purgatories.complete_one_of, CROWD)),
+}
+# fmt: on
+"""By name: the work, the other side or "", the unit of the costs, and the function that measures."""
+
+SUMMARY = "The cost of one operation, against the event loop's own means for the same work."
+HEADINGS = ("row", "loop", "ours", "theirs", "figure", "quartiles", "settled")
+CAPTION = (
+    f"Medians, in batches of {BATCH:,} operations. Ratios are of paired batches."
+    " CPU time, the garbage collector on."
+    f"\nsettled: with the {SETTLING_ITERATIONS} iterations of the loop after each batch, which "
+    "remove cancelled operations."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    harness.add_loop(parser, both=True)
+    add = parser.add_argument
+    add("--only", action="append", choices=ROWS, metavar="NAME", help="; ".join(ROWS))
+    against_help = "measure an older checkout alternately with this one"
+    add("--against", type=against.checkout, metavar="PATH", help=against_help)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures the chosen rows."""
+    table: list[list[str]] = []
+    rows: list[dict[str, Any]] = []
+    for name, loop in product(options.only or ROWS, harness.loops(options)):
+        work, other, unit, function = ROWS[name]
+        if options.against is not None:
+            cells, row = against.compared(name, function, unit, loop, options)
+        else:
+            cells, row = measured(name, function, unit, loop, options)
+        harness.progress(*cells)
+        table.append(cells)
+        rows.append({**row, "work": work, "other": other})
+    caption = against.CAPTION if options.against else CAPTION
+    if not options.against:
+        caption += "".join(f"\n{name}: {ROWS[name][0]}" for name in options.only or ROWS)
+    headings = against.HEADINGS if options.against else HEADINGS
+    harness.report(options, "micro", headings, table, caption, seed=options.seed, rows=rows)
+    return 0
+
+
+def measured(
+    name: str, row: Callable[..., Any], unit: str, loop: LoopName, options: argparse.Namespace
+) -> tuple[list[str], dict[str, Any]]:
+    """A row on a new loop: the cells, and the same as plain data."""
+    try:
+        found = run_on(loop, row(Setting(loop, random.Random(options.seed), options.quick)))
+    except (ImportError, Unmeasurable) as error:
+        return [name, loop, str(error), *[""] * 4], {"name": name, "loop": loop, "why": str(error)}
+    low, high = found.quartiles
+    data = {"name": name, "loop": loop, "figure": median(found.figures), "quartiles": [low, high]}
+    data |= {"ours": median(found.ours), "unit": unit, "settled": found.settled}
+    theirs = number(median(found.theirs), unit) if found.theirs else ""
+    figure = number(median(found.figures)) if theirs else ""
+    spread = f"{number(low)}–{number(high)}" if low < high else ""
+    cells = [number(median(found.ours), unit), theirs, figure, spread, number(found.settled)]
+    return [name, loop, *cells], data
