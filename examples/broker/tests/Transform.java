@@ -16,7 +16,7 @@ import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.OutOfOrderSequenceException;
 import org.apache.kafka.common.errors.ProducerFencedException;
 
-/** Java's client as a program that tests kill: see examples/broker/tests/exactly_once.py. */
+/** Java's client as a program that tests kill: see examples/broker/tests/test_exactly_once.py. */
 public class Transform {
     public static void main(String[] arguments) {
         Properties properties = new Properties();

@@ -14,15 +14,7 @@ from tiers import mark_nightly
 from purgatory.testing import VirtualTimeLoop
 
 collect_ignore = left_out_without(
-    CLIENTS,
-    "test_aiokafka.py",
-    "test_client_matrix.py",
-    "test_clients.py",
-    "test_faults.py",
-    "test_other_clients.py",
-    "test_storage.py",
-    "test_transaction_rules.py",
-    "test_transactions.py",
+    CLIENTS, "test_clients.py", "test_exactly_once.py", "test_faults.py"
 )
 
 

@@ -1,151 +1,119 @@
-"""Unmodified clients against the broker, in what the features of `client_matrix` leave out: clients
-that read each other's records, rebalances, and refusals."""
+"""Unmodified clients against the broker, and against Kafka itself: the table of `FEATURES.md`, cell
+by cell.
 
-import asyncio
-import time
-import warnings
-from collections.abc import Callable
+Each cell is a run of a program of `matrix`, which checks its results.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import (
-    Consumer,
-    ConsumerGroupTopicPartitions,
-    KafkaException,
-    Producer,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, NewTopic
-from purgatory_broker.testing import BrokerThread
+from brokers import EXAMPLE, KINDS, TIMEOUT, running
+from maven import Unavailable
+from programs import JAVA_CLIENTS, command
+from raw import Raw, fetch_fields
+from requirements import unavailable
 
-with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # kafka-python reads its schemas by importlib.resources.read_text
-    from kafka import KafkaConsumer, KafkaProducer
+PAGE = (EXAMPLE / "FEATURES.md").read_text("utf-8")
+CODECS = ("gzip", "snappy", "lz4", "zstd")
+"""In the order of their numbers in the attributes of a batch, from 1 on."""
+FEATURES = {
+    "acks": "produce with `acks=all`, consume",
+    **{codec: f"batches compressed by {codec}" for codec in CODECS},
+    "headers": "headers of records",
+    "commit": "a group resumes at its committed offset",
+    "group": "members join and leave, and share the partitions",
+    "static": "a static member restarts without a rebalance",
+    "times": "offsets by time",
+    "idempotence": "idempotent producer",
+    "transactions": "transactions, with offsets; `read_committed`",
+    "topics": "create and delete topics, add partitions",
+    "configs": "alter and describe configs",
+    "delete-records": "delete records",
+    "delete-offsets": "delete offsets of a group",
+    "new-group": "the group protocol of KIP-848",
+    "tls": "TLS",
+    "sasl": "SASL/PLAIN",
+}
+"""The name of each on the page."""
+REFUSALS = {
+    "new-group": "the group protocol of KIP-848",
+    "tls": "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT",
+    "sasl": "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT",
+}
+"""A part of the broker's log."""
+PROGRAMS = {
+    "aiokafka": "matrix/by_aiokafka.py",
+    "confluent-kafka": "matrix/by_confluent_kafka.py",
+    "kafka-python": "matrix/by_kafka_python.py",
+    "kafkajs": "matrix/by_kafkajs.js",
+    "Java": "matrix/ByJava.java",
+}
+OLD_JAVA = ["acks", "commit", "group", "idempotence", "transactions", "topics", "new-group"]
 
-pytestmark = [
-    pytest.mark.slow,  # test_aiokafka.py has the pass of the default suite
-    pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning"),
-]
 
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+def on_the_page(client: str) -> dict[str, str]:
+    """A client's column of the first table."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    (column,) = (at for at, name in enumerate(rows[0]) if name.startswith(f"{client} "))
+    return {row[0]: row[column + 1] for row in rows[1 : len(FEATURES) + 1]}
 
 
-def librdkafka_consumer(address: str, group: str, **configuration: Any) -> Consumer:
-    return Consumer(
-        {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest"}
-        | {name.replace("_", "."): value for name, value in configuration.items()}
+def outcome(words: list[str], address: str, feature: str) -> str:
+    """How the program of a client ends, in the words of the page, or with its error."""
+    ended = subprocess.run(
+        [*words, address, feature], capture_output=True, text=True, check=False, timeout=TIMEOUT
     )
+    printed = ended.stdout.strip()
+    if ended.returncode == 0:
+        if feature not in CODECS or codec_of(address, feature) == feature:
+            return "works"
+        return f"the batches are compressed by {codec_of(address, feature)}"
+    if "NotOffered" in printed:
+        return "–"
+    return "refused" if feature in REFUSALS and printed else printed + ended.stderr
 
 
-def poll(consumer: Consumer, count: int) -> list[Any]:
-    messages: list[Any] = []
-    until = time.monotonic() + TIMEOUT
-    while len(messages) < count and time.monotonic() < until:
-        if (message := consumer.poll(0.2)) is not None:
-            assert message.error() is None, message.error()
-            messages.append(message)
-    return messages
+def codec_of(address: str, topic: str) -> str:
+    """How the first batch of a topic is compressed."""
+    with Raw(address) as client:
+        records = client.ask("fetch", **fetch_fields(topic, 0)).responses[0].partitions[0].records
+    return ("none", *CODECS)[records[22] & 7]
 
 
-def produce(address: str, topic: str, values: list[bytes], **configuration: Any) -> list[Any]:
-    delivered: list[Any] = []
-    settings = {name.replace("_", "."): value for name, value in configuration.items()}
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 0} | settings)
-    for number, value in enumerate(values):
-        producer.produce(
-            topic,
-            value,
-            on_delivery=lambda error, message: delivered.append(error or message),
-            partition=0,
-        )
-        if number % 100 == 0:
-            producer.poll(0)
-    assert producer.flush(TIMEOUT) == 0
-    return delivered
+SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))  # a busy machine takes minutes to start JVMs
 
 
-def test_what_one_client_sends_every_other_one_reads(kafka_broker: BrokerThread) -> None:
-    produce(kafka_broker.address, "topic", [b"from librdkafka"])
-    producer = KafkaProducer(bootstrap_servers=kafka_broker.address)
-    producer.send("topic", b"from kafka-python").get(TIMEOUT)
-    producer.close()
-
-    async def send_and_read() -> list[bytes]:
-        async with AIOKafkaProducer(bootstrap_servers=kafka_broker.address) as producer:
-            await producer.send_and_wait("topic", b"from aiokafka")
-        async with AIOKafkaConsumer(
-            "topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest"
-        ) as consumer:
-            return [(await consumer.getone()).value for _ in range(3)]
-
-    sent = [b"from librdkafka", b"from kafka-python", b"from aiokafka"]
-    assert asyncio.run(send_and_read()) == sent
-    consumer = KafkaConsumer(
-        "topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest"
-    )
-    assert [next(consumer).value for _ in range(3)] == sent
-    consumer.close()
-    consumer = librdkafka_consumer(kafka_broker.address, "group")
-    consumer.subscribe(["topic"])
-    assert [message.value() for message in poll(consumer, 3)] == sent
-    consumer.close()
+def columns() -> Iterator[Any]:
+    yield pytest.param("aiokafka", "ours", "", ["acks", "commit"], id="quick")
+    for client in PROGRAMS:
+        for kind in KINDS if client in ("kafkajs", "Java") else KINDS[:1]:
+            version = JAVA_CLIENTS[-1]
+            yield pytest.param(
+                client, kind, version, [*FEATURES], id=f"{client}-{kind}", marks=SLOW
+            )
+    yield pytest.param("Java", "ours", JAVA_CLIENTS[0], OLD_JAVA, id="old Java", marks=SLOW)
 
 
-def test_new_group_reads_after_one_rebalance(
-    start_broker: Callable[..., BrokerThread],
+@pytest.mark.parametrize(("client", "kind", "version", "features"), [*columns()])
+def test_each_feature_is_as_on_the_page(
+    client: str, kind: str, version: str, features: list[str]
 ) -> None:
-    broker = start_broker()
-    produce(broker.address, "topic", [b"first"])
-    consumer = librdkafka_consumer(broker.address, "group")
-    consumer.subscribe(["topic"])
-    assert poll(consumer, 1)
-    assert len(broker.server.broker.coordinator.rebalances) == 1
-    consumer.close()
+    page = on_the_page(client)
+    try:
+        words = command(PROGRAMS[client], version)
+        with tempfile.TemporaryFile("w+") as log, running(kind, log=log) as address:
+            found = {feature: outcome(words, address, feature) for feature in features}
+            log.seek(0)
+            logged = log.read()
+    except Unavailable as error:
+        unavailable(str(error))
+    assert found == {feature: page[FEATURES[feature]] for feature in features}
+    for feature, text in REFUSALS.items():
+        assert kind == "Kafka" or found.get(feature) != "refused" or text in logged
 
 
-def test_groups_are_listed_described_and_deleted(kafka_broker: BrokerThread) -> None:
-    produce(kafka_broker.address, "topic", [b"0"])
-    consumer = librdkafka_consumer(kafka_broker.address, "group", client_id="me")
-    consumer.subscribe(["topic"])
-    assert len(poll(consumer, 1)) == 1
-    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
-    assert [group.group_id for group in admin.list_consumer_groups().result(TIMEOUT).valid] == [
-        "group"
-    ]
-    described = admin.describe_consumer_groups(["group"])["group"].result(TIMEOUT)
-    assert described.state.name == "STABLE"
-    (member,) = described.members
-    assert (member.client_id, member.host) == ("me", "/127.0.0.1")
-    assert [place.topic for place in member.assignment.topic_partitions] == ["topic"]
-    with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
-        admin.delete_consumer_groups(["group"])["group"].result(TIMEOUT)
-    consumer.commit(asynchronous=False)
-    consumer.close()
-    asked = [ConsumerGroupTopicPartitions("group", [TopicPartition("topic", 0)])]
-    offsets = admin.list_consumer_group_offsets(asked)["group"].result(TIMEOUT)
-    assert [place.offset for place in offsets.topic_partitions] == [1]
-    admin.delete_consumer_groups(["group"])["group"].result(TIMEOUT)
-    assert admin.list_consumer_groups().result(TIMEOUT).valid == []
-
-
-def test_message_above_the_topics_limit_is_refused(kafka_broker: BrokerThread) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
-    admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])[
-        "topic"
-    ].result(TIMEOUT)
-    (error,) = produce(kafka_broker.address, "topic", [b"x" * 2000])
-    assert error.name() == "MSG_SIZE_TOO_LARGE"
-
-
-def test_without_auto_create_metadata_creates_no_topic(
-    start_broker: Callable[..., BrokerThread],
-) -> None:
-    address = start_broker(auto_create_topics=False).address
-    assert (
-        Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error
-        is not None
-    )
-    assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=TIMEOUT).topics == {}
+def test_the_page_has_each_feature() -> None:
+    assert [*on_the_page("Java")] == [*FEATURES.values()]

@@ -419,6 +419,37 @@ async def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
 
 
+async def test_groups_are_described_and_deleted() -> None:
+    async with running_broker() as client:
+        member = Member(client)
+        await form(member)
+        (listed,) = (await client.ask("list_groups")).groups
+        assert (listed.group_id, listed.group_state) == ("group", "Stable")
+        (described,) = (await client.ask("describe_groups", groups=["group"])).groups
+        (shown,) = described.members
+        assert (shown.member_id, shown.client_id, shown.client_host) == (
+            member.id,
+            "raw",
+            "/127.0.0.1",
+        )
+        assert shown.member_assignment == b"for " + member.id.encode()
+        for error in ("non_empty_group", "none"):
+            (deleted,) = (await client.ask("delete_groups", groups_names=["group"])).results
+            assert deleted.error_code.name == error
+            await member.leave()
+        assert (await client.ask("list_groups")).groups == ()
+
+
+async def test_unknown_topics_are_created_only_if_allowed() -> None:
+    for is_allowed in (True, False):
+        async with running_broker([], auto_create_topics=is_allowed) as client:
+            asked = {"topics": [{"name": "topic"}], "allow_auto_topic_creation": True}
+            (topic,) = (await client.ask("metadata", **asked)).topics
+            expected = "none" if is_allowed else "unknown_topic_or_partition"
+            assert topic.error_code.name == expected
+            assert len((await client.ask("metadata", topics=None)).topics) == is_allowed
+
+
 @pytest.mark.parametrize("version", [0, 1])
 async def test_new_group_protocol_is_refused_in_words(
     version: int, caplog: pytest.LogCaptureFixture

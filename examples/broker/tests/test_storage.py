@@ -2,52 +2,24 @@
 
 import asyncio
 import errno
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from time import time as time_of_day
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from brokers import program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ports import free_port
 from purgatory_broker import topics
 from purgatory_broker.batches import read_batch
 from purgatory_broker.broker import Broker
 from purgatory_broker.groups import Group, Member, State
 from purgatory_broker.log import Log, Store
 from purgatory_broker.settings import Settings
-from purgatory_broker.testing import BrokerThread
 from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields
 
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-}  # the same packages as here
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
-
-
-@contextmanager
-def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A broker in a process of its own, and its address."""
-    command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *arguments]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            words = process.stdout.readline().split()
-            assert words[:2] == ["listening", "on"]
-            yield process, words[2]
-        finally:
-            process.kill()
 
 
 def batches_of(data: bytes) -> list[tuple[int, int]]:
@@ -216,57 +188,6 @@ def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -
         )
 
 
-@pytest.mark.slow
-def test_idempotent_producer_survives_ten_kills(
-    tmp_path: Path,
-) -> None:
-    numbers = iter(range(100_000))
-    confirmed: list[int] = []
-
-    def send(producer: Producer, count: int) -> None:
-        for number in islice(numbers, count):
-
-            def confirm(error: object, _: object, number: int = number) -> None:
-                confirmed.append(number if error is None else -1)
-
-            producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
-            producer.poll(0.001)
-
-    kills, alive, dead = 10, 300, 100
-    arguments, producer = ("--directory", str(tmp_path), "--port", str(free_port())), None
-    for _ in range(kills):
-        with program(*arguments) as (process, address):
-            if producer is None:
-                options = {
-                    "bootstrap.servers": address,
-                    "enable.idempotence": True,
-                    "linger.ms": 0,
-                    "log_level": 0,
-                }
-                producer = Producer(
-                    options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10}
-                )
-            send(producer, alive)
-            process.send_signal(signal.SIGKILL)
-            send(producer, dead)
-    assert producer is not None
-    with program(*arguments) as (process, address):
-        count = kills * (alive + dead)
-        assert producer.flush(60) == 0
-        options = {
-            "bootstrap.servers": address,
-            "group.id": "group",
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-        consumer = Consumer(options)
-        consumer.assign([TopicPartition("topic", 0, 0)])
-        received = [int(message.value()) for message in consumer.consume(count, 60)]
-        assert confirmed == received == list(range(count))
-        assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=60) == (0, count)
-        consumer.close()
-
-
 class Full:
     """A file on a disk with space for ten more bytes."""
 
@@ -332,12 +253,6 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(
         "other",
     }
     await client.broker.aclose()
-
-
-def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:
-    taken = int(start_broker().address.split(":")[1])
-    with pytest.raises(OSError, match="in use"), BrokerThread(port=taken):
-        pass
 
 
 async def test_members_survive_a_restart_with_any_protocol(

@@ -64,8 +64,8 @@ def test_both_brokers_share_names_defaults_and_accepted_values() -> None:
     try:
         ours, kafkas = ([], [])
         for kind, found in zip(KINDS, (ours, kafkas), strict=True):
-            with running(kind) as broker:
-                found += [outcomes(broker.address), defaults(broker.address)]
+            with running(kind) as address:
+                found += [outcomes(address), defaults(address)]
     except Unavailable as error:
         unavailable(str(error))
     assert ours == kafkas

@@ -233,8 +233,8 @@ def test_kafka_keeps_the_same_rules_of_transactions() -> None:
             await rule(client)
 
     try:
-        with running("Kafka") as broker:
-            client = Patient(broker.address)
+        with running("Kafka") as address:
+            client = Patient(address)
             with client.raw:
                 for key_type in (0, 1):  # Kafka makes the coordinators' topics at the first look
                     client.raw.ask("find_coordinator", key="any", key_type=key_type)

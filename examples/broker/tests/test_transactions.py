@@ -1,14 +1,13 @@
-"""Transactions on virtual time: what consumers see, restarts, full disks; and real clients that are
-killed. `test_transaction_rules` has the rules of requests, `matrix` the clients' features."""
+"""Transactions on virtual time: what consumers see, restarts, full disks.
+
+`test_transaction_rules` has the rules of requests, `test_exactly_once` clients that are killed."""
 
 import asyncio
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exactly_once import COUNT, transform_and_kill
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.transactions import MAX_EPOCH
@@ -561,10 +560,3 @@ async def test_markers_survive_compaction() -> None:
             for batch, _ in client.broker.topics.partition("topic", 0).log._batches()
         ]
         assert kept == [1, 2, 5]  # aborted records do not replace committed ones
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("client", ["confluent_kafka", "aiokafka"])
-def test_killed_transformations_write_each_record_once(tmp_path: Path, client: str) -> None:
-    command = [sys.executable, str(Path(__file__).with_name(f"transform_by_{client}.py"))]
-    assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

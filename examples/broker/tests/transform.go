@@ -1,4 +1,4 @@
-// franz-go as a program that tests kill: see examples/broker/tests/exactly_once.py.
+// franz-go as a program that tests kill: see examples/broker/tests/test_exactly_once.py.
 package main
 
 import (

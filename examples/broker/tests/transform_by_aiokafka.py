@@ -1,4 +1,4 @@
-"""aiokafka as a program that tests kill: see `exactly_once.py`.
+"""aiokafka as a program that tests kill: see `test_exactly_once.py`.
 
 python transform_by_aiokafka.py ADDRESS
 """

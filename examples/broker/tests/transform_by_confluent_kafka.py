@@ -1,4 +1,4 @@
-"""confluent-kafka as a program that tests kill: see `exactly_once.py`.
+"""confluent-kafka as a program that tests kill: see `test_exactly_once.py`.
 
 python transform_by_confluent_kafka.py ADDRESS
 """

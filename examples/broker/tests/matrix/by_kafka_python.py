@@ -1,12 +1,10 @@
 """kafka-python, feature by feature."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import closing
 from typing import Any
 
-from features import REFUSAL_TIMEOUT, START, TIMEOUT, VALUES, expect, run, until
+from features import REFUSAL_TIMEOUT, START, TIMEOUT, VALUES, Client, Member, run, until
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -23,229 +21,145 @@ with warnings.catch_warnings():
     from kafka.admin import ConfigResource
 
 
-class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Counts them."""
+class ByKafkaPython(Client):
+    @property
+    def admin(self) -> Any:
+        return closing(KafkaAdminClient(bootstrap_servers=self.address))
 
-    count = 0
+    def create(self, topic: str, partitions: int) -> None:
+        with self.admin as one:
+            one.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        with self.admin as one:
+            one.create_partitions({topic: count})
+
+    def partitions(self, topic: str) -> int:
+        with self.admin as one:
+            return len(one.describe_topics([topic])[0]["partitions"])
+
+    def delete(self, topic: str) -> None:
+        with self.admin as one:
+            one.delete_topics([topic])
+
+    def topics(self) -> list[str]:
+        with self.admin as one:
+            return [*one.list_topics()]
+
+    def set_config(self, topic: str, name: str, value: str) -> None:
+        with self.admin as one:
+            one.alter_configs([ConfigResource("TOPIC", topic, {name: value})])
+
+    def config(self, topic: str, name: str) -> str:
+        with self.admin as one:
+            found = one.describe_configs([ConfigResource("TOPIC", topic)], config_filter="all")
+        return str(found["topic"][topic][name]["value"])
+
+    def delete_records(self, topic: str, before: int) -> int:
+        place = TopicPartition(topic, 0)
+        with self.admin as one:
+            one.delete_records({place: before})
+        with closing(KafkaConsumer(bootstrap_servers=self.address)) as reader:
+            return int(reader.beginning_offsets([place])[place])
+
+    def produce(self, topic: str, **options: Any) -> list[int]:
+        common = {"bootstrap_servers": self.address, "acks": "all", "linger_ms": 20}
+        with closing(KafkaProducer(**common, **options)) as one:
+            sent = [
+                one.send(
+                    topic,
+                    value,
+                    partition=0,
+                    headers=[("number", b"%d" % number)],
+                    timestamp_ms=START + 1000 * number,
+                )
+                for number, value in enumerate(VALUES)
+            ]
+            return [each.get(TIMEOUT).offset for each in sent]
+
+    def transact(self, topic: str, group: str, *are_committed: bool) -> None:
+        place = TopicPartition(topic, 0)
+        named = {"bootstrap_servers": self.address, "transactional_id": "kafka-python"}
+        with closing(KafkaProducer(**named)) as one:
+            one.init_transactions()
+            for number, is_committed in enumerate(are_committed):
+                one.begin_transaction()
+                one.send(topic, b"%d" % number, partition=0).get(TIMEOUT)
+                offset = OffsetAndMetadata(10 + number, "", -1)
+                one.send_offsets_to_transaction({place: offset}, group)
+                if is_committed:
+                    one.commit_transaction()
+                else:
+                    one.abort_transaction()
+
+    def member(self, topic: str, group: str | None = None, **options: Any) -> "Joined":
+        return Joined(self.address, topic, group, **options)
+
+    def commit_and_delete_offset(self, topic: str, group: str, offset: int) -> list[int | None]:
+        place, found = TopicPartition(topic, 0), list[int | None]()
+        with self.admin as one:
+            one.alter_group_offsets(group, {place: OffsetAndMetadata(offset, "", -1)})
+            for _ in range(2):
+                offsets = one.list_group_offsets(group)[group]
+                found.append(offsets[place].offset if place in offsets else None)
+                one.delete_group_offsets(group, [place])
+        return found
+
+    def connect(self, **options: Any) -> None:
+        limit = REFUSAL_TIMEOUT * 1000
+        waits = {"bootstrap_timeout_ms": limit, "max_block_ms": limit}
+        with closing(KafkaProducer(bootstrap_servers=self.address, **waits, **options)) as one:
+            one.send("secured", b"value").get(REFUSAL_TIMEOUT)
+
+    def connect_by_tls(self) -> None:
+        self.connect(security_protocol="SSL")
+
+    def connect_by_sasl(self) -> None:
+        login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
+        self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
+
+
+class Joined(Member, ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, address: str, topic: str, group: str | None, **options: Any) -> None:
+        common = {"bootstrap_servers": address, "group_id": group, "heartbeat_interval_ms": 300}
+        reading = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        self.one = KafkaConsumer(metadata_max_age_ms=500, **common, **reading, **options)
+        self.one.subscribe([topic], listener=self)
 
     def on_partitions_revoked(self, revoked: Any) -> None: ...
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        self.count += 1
+        self.rebalances += 1
+
+    def take(self, count: int) -> list[tuple[bytes, list[Any]]]:
+        found: list[Any] = []
+
+        def has_all() -> bool:
+            polled = self.one.poll(100, max_records=count - len(found))
+            for records in polled.values():
+                found.extend((record.value, list(record.headers)) for record in records)
+            return len(found) == count
+
+        until(has_all)
+        return found
+
+    def share(self) -> list[int]:
+        self.one.poll(50)
+        return [place.partition for place in self.one.assignment()]
+
+    def commit(self) -> None:
+        self.one.commit()
+
+    def committed(self, topic: str) -> int | None:
+        found: int | None = self.one.committed(TopicPartition(topic, 0))
+        return found
+
+    def offset_at(self, topic: str, milliseconds: int) -> int:
+        place = TopicPartition(topic, 0)
+        return int(self.one.offsets_for_times({place: milliseconds})[place].offset)
+
+    def close(self) -> None:
+        self.one.close()
 
 
-def consumer(address: str, *topics: str, group: str | None = None, **options: Any) -> KafkaConsumer:
-    common = {
-        "bootstrap_servers": address,
-        "group_id": group,
-        "auto_offset_reset": "earliest",
-        "enable_auto_commit": False,
-    }
-    return KafkaConsumer(
-        *topics, **common, heartbeat_interval_ms=300, metadata_max_age_ms=500, **options
-    )
-
-
-@contextmanager
-def admin(address: str) -> Iterator[KafkaAdminClient]:
-    with closing(KafkaAdminClient(bootstrap_servers=address)) as one:
-        yield one
-
-
-def create(address: str, topic: str, partitions: int) -> None:
-    with admin(address) as one:
-        one.create_topics({topic: {"num_partitions": partitions}}, wait_for_metadata=True)
-
-
-def produce(address: str, topic: str, **options: Any) -> list[int]:
-    """The offsets that the records got."""
-    with closing(
-        KafkaProducer(bootstrap_servers=address, acks="all", linger_ms=20, **options)
-    ) as one:
-        sent = [
-            one.send(
-                topic,
-                value,
-                partition=0,
-                headers=[("number", b"%d" % number)],
-                timestamp_ms=START + 1000 * number,
-            )
-            for number, value in enumerate(VALUES)
-        ]
-        return [each.get(TIMEOUT).offset for each in sent]
-
-
-def take(one: KafkaConsumer, count: int = len(VALUES)) -> list[Any]:
-    found: list[Any] = []
-
-    def has_all() -> bool:
-        polled = one.poll(100, max_records=count - len(found))
-        found.extend(record for records in polled.values() for record in records)
-        return len(found) == count
-
-    until(has_all)
-    return found
-
-
-def read(address: str, topic: str, count: int = len(VALUES), **options: Any) -> list[Any]:
-    with closing(consumer(address, topic, **options)) as one:
-        return take(one, count)
-
-
-def round_trip(address: str, topic: str, **options: Any) -> None:
-    expect(produce(address, topic, **options), list(range(len(VALUES))))
-    expect([record.value for record in read(address, topic)], VALUES)
-
-
-def headers(address: str) -> None:
-    produce(address, "headers")
-    found = [list(record.headers) for record in read(address, "headers", 2)]
-    expect(found, [[("number", b"0")], [("number", b"1")]])
-
-
-def commit(address: str) -> None:
-    produce(address, "commit")
-    for half in VALUES[:25], VALUES[25:]:
-        with closing(consumer(address, "commit", group="commit")) as one:
-            expect([record.value for record in take(one, 25)], half)
-            one.commit()
-
-
-def shares(members: list[KafkaConsumer]) -> list[int]:
-    """How many partitions each has, after each has worked a little."""
-    for member in members:
-        member.poll(50)
-    return [len(member.assignment()) for member in members]
-
-
-def group(address: str) -> None:
-    create(address, "group", 4)
-    members = [consumer(address, "group", group="group")]
-    until(lambda: shares(members) == [4])
-    members.append(consumer(address, "group", group="group"))
-    until(lambda: shares(members) == [2, 2])
-    members.pop().close()
-    until(lambda: shares(members) == [4])
-    members.pop().close()
-
-
-def static(address: str) -> None:
-    create(address, "static", 2)
-    rebalances = Rebalances()
-    one, two, again = (
-        consumer(address, group="static", group_instance_id=name) for name in ("one", "two", "two")
-    )
-    one.subscribe(["static"], listener=rebalances)
-    two.subscribe(["static"])
-    until(lambda: shares([one, two]) == [1, 1])
-    before, mine = rebalances.count, two.assignment()
-    two.close()
-    again.subscribe(["static"])
-    until(lambda: shares([one, again]) == [1, 1])
-    expect((again.assignment(), rebalances.count), (mine, before))
-    one.close()
-    again.close()
-
-
-def times(address: str) -> None:
-    produce(address, "times")
-    place = TopicPartition("times", 0)
-    with closing(consumer(address)) as one:
-        expect(
-            [one.offsets_for_times({place: START + at})[place].offset for at in (0, 1500, 49_000)],
-            [0, 2, 49],
-        )
-
-
-def transactions(address: str) -> None:
-    place = TopicPartition("transactions", 0)
-    with closing(KafkaProducer(bootstrap_servers=address, transactional_id="kafka-python")) as one:
-        one.init_transactions()
-        for number in range(3):
-            one.begin_transaction()
-            one.send("transactions", b"%d" % number, partition=0).get(TIMEOUT)
-            one.send_offsets_to_transaction(
-                {place: OffsetAndMetadata(10 + number, "", -1)}, "transactions"
-            )
-            if number == 1:
-                one.abort_transaction()
-            else:
-                one.commit_transaction()
-    records = read(address, "transactions", 2, isolation_level="read_committed")
-    expect([record.value for record in records], [b"0", b"2"])
-    with closing(consumer(address, group="transactions")) as reader:
-        expect(reader.committed(place), 12)
-
-
-def topics(address: str) -> None:
-    create(address, "topics", 2)
-    with admin(address) as one:
-        one.create_partitions({"topics": 3})
-        until(lambda: len(one.describe_topics(["topics"])[0]["partitions"]) == 3)
-        one.delete_topics(["topics"])
-        until(lambda: "topics" not in one.list_topics())
-
-
-def configs(address: str) -> None:
-    create(address, "configs", 1)
-    with admin(address) as one:
-        one.alter_configs([ConfigResource("TOPIC", "configs", {"retention.ms": "5000"})])
-        resource = ConfigResource("TOPIC", "configs")
-
-        def is_altered() -> bool:
-            found = one.describe_configs([resource], config_filter="all")["topic"]["configs"]
-            return bool(found["retention.ms"]["value"] == "5000")
-
-        until(is_altered)
-
-
-def delete_records(address: str) -> None:
-    produce(address, "delete-records")
-    place = TopicPartition("delete-records", 0)
-    with admin(address) as one:
-        one.delete_records({place: 20})
-    with closing(consumer(address)) as reader:
-        expect(reader.beginning_offsets([place]), {place: 20})
-
-
-def delete_offsets(address: str) -> None:
-    create(address, "delete-offsets", 1)
-    place = TopicPartition("delete-offsets", 0)
-    with admin(address) as one:
-        one.alter_group_offsets("delete-offsets", {place: OffsetAndMetadata(7, "", -1)})
-        expect(one.list_group_offsets("delete-offsets")["delete-offsets"][place].offset, 7)
-        one.delete_group_offsets("delete-offsets", [place])
-        expect(one.list_group_offsets("delete-offsets")["delete-offsets"], {})
-
-
-def secured(address: str, **options: Any) -> None:
-    waits = {"bootstrap_timeout_ms": REFUSAL_TIMEOUT * 1000, "max_block_ms": REFUSAL_TIMEOUT * 1000}
-    with closing(KafkaProducer(bootstrap_servers=address, **waits, **options)) as one:
-        one.send("secured", b"value").get(REFUSAL_TIMEOUT)
-
-
-SASL = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
-SASL |= {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
-
-run(
-    {
-        "acks": partial(round_trip, topic="acks"),
-        **{
-            codec: partial(round_trip, topic=codec, compression_type=codec)
-            for codec in ("gzip", "snappy", "lz4", "zstd")
-        },
-        "headers": headers,
-        "commit": commit,
-        "group": group,
-        "static": static,
-        "times": times,
-        "idempotence": partial(round_trip, topic="idempotence", enable_idempotence=True),
-        "transactions": transactions,
-        "topics": topics,
-        "configs": configs,
-        "delete-records": delete_records,
-        "delete-offsets": delete_offsets,
-        "tls": partial(secured, security_protocol="SSL"),
-        "sasl": partial(secured, **SASL),
-    }
-)
+run(ByKafkaPython)

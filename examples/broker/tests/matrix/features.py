@@ -1,6 +1,7 @@
-"""Common parts of the Python programs of this folder.
+"""The features of the Python clients: scenarios over a `Client`, which each program of this folder
+adapts. The programs in other languages follow them.
 
-python by_aiokafka.py ADDRESS FEATURE
+    python by_aiokafka.py ADDRESS FEATURE
 
 A program ends with 0 if its client behaves as expected. Otherwise it prints the error in its
 words, or `NotOffered`.
@@ -9,8 +10,9 @@ words, or `NotOffered`.
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 TIMEOUT: Final = 60.0
 """How long a client may wait for what has to come, in seconds."""
@@ -20,26 +22,80 @@ START: Final = 1_700_000_000_000
 """The time of the first record where times matter, in milliseconds; the others follow at intervals
 of a second."""
 VALUES: Final = [f"{number} ".encode() * 20 for number in range(50)]
-
-Feature = Callable[[str], None]
+CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
 
 
 class NotOffered(Exception):
     """The client does not have this feature."""
 
 
-def run(features: Mapping[str, Feature]) -> None:
-    """The program: runs the feature that the command line names."""
-    address, name = sys.argv[1:]
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    try:
-        if name not in features:
-            raise NotOffered(name)
-        features[name](address)
-    except Exception as error:
-        name, text = type(error).__name__, str(error)
-        print(text if text.startswith(name) else f"{name}: {text}")
-        sys.exit(1)
+class Member:
+    """A consumer. Its methods let it work meanwhile."""
+
+    rebalances = 0
+    """How often partitions were assigned or revoked."""
+
+    def take(self, count: int) -> list[tuple[bytes, list[Any]]]:
+        """The values and headers of the next records."""
+        raise NotImplementedError
+
+    def share(self) -> list[int]:
+        """The assigned partitions."""
+        raise NotImplementedError
+
+    def commit(self) -> None: ...
+
+    def committed(self, topic: str) -> int | None: ...
+
+    def offset_at(self, topic: str, milliseconds: int) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Client:
+    """A client and its administration. Options have kafka-python's names."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def create(self, topic: str, partitions: int) -> None: ...
+
+    def add_partitions(self, topic: str, count: int) -> None: ...
+
+    def partitions(self, topic: str) -> int: ...
+
+    def delete(self, topic: str) -> None: ...
+
+    def topics(self) -> list[str]: ...
+
+    def set_config(self, topic: str, name: str, value: str) -> None: ...
+
+    def config(self, topic: str, name: str) -> str: ...
+
+    def delete_records(self, topic: str, before: int) -> int:
+        """Returns the first offset that is left."""
+        raise NotImplementedError
+
+    def produce(self, topic: str, **options: Any) -> list[int]:
+        """Sends `VALUES` with headers and times. Returns their offsets."""
+        raise NotImplementedError
+
+    def transact(self, topic: str, group: str, *are_committed: bool) -> None:
+        """A transaction for each, with a record and an offset from 10 on."""
+
+    def member(self, topic: str, group: str | None = None, **options: Any) -> Member: ...
+
+    def commit_and_delete_offset(self, topic: str, group: str, offset: int) -> list[int | None]:
+        """Returns the committed offset before and after its deletion."""
+        raise NotOffered
+
+    def join_new_group(self, topic: str) -> None:
+        """Reads `VALUES` by the group protocol of KIP-848."""
+        raise NotOffered
+
+    def connect_by_tls(self) -> None: ...
+
+    def connect_by_sasl(self) -> None: ...
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -48,9 +104,148 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {TIMEOUT:.0f} s")
+        time.sleep(0.01)
 
 
 def expect(found: object, expected: object) -> None:
     """Raises if they are not equal."""
     if found != expected:
         raise ValueError(f"{found!r} instead of {expected!r}")
+
+
+def read(client: Client, topic: str, count: int, **options: Any) -> list[Any]:
+    one = client.member(topic, **options)
+    found = one.take(count)
+    one.close()
+    return found
+
+
+def values(records: list[tuple[bytes, list[Any]]]) -> list[bytes]:
+    return [value for value, _ in records]
+
+
+def round_trip(client: Client, topic: str, **options: Any) -> None:
+    expect(client.produce(topic, **options), list(range(len(VALUES))))
+    expect(values(read(client, topic, len(VALUES))), VALUES)
+
+
+def headers(client: Client) -> None:
+    client.produce("headers")
+    found = [headers for _, headers in read(client, "headers", 2)]
+    expect(found, [[("number", b"0")], [("number", b"1")]])
+
+
+def commit(client: Client) -> None:
+    client.produce("commit")
+    for half in VALUES[:25], VALUES[25:]:
+        one = client.member("commit", "commit")
+        expect(values(one.take(25)), half)
+        one.commit()
+        one.close()
+
+
+def shares(*members: Member) -> list[int]:
+    return [len(member.share()) for member in members]
+
+
+def group(client: Client) -> None:
+    client.create("group", 4)
+    one = client.member("group", "group")
+    until(lambda: shares(one) == [4])
+    two = client.member("group", "group")
+    until(lambda: shares(one, two) == [2, 2])
+    two.close()
+    until(lambda: shares(one) == [4])
+    one.close()
+
+
+def static(client: Client) -> None:
+    client.create("static", 2)
+    one = client.member("static", "static", group_instance_id="one")
+    two = client.member("static", "static", group_instance_id="two")
+    until(lambda: shares(one, two) == [1, 1])
+    before, mine = one.rebalances, two.share()
+    two.close()
+    two = client.member("static", "static", group_instance_id="two")
+    until(lambda: shares(one, two) == [1, 1])
+    expect((two.share(), one.rebalances), (mine, before))
+    one.close()
+    two.close()
+
+
+def times(client: Client) -> None:
+    client.produce("times")
+    one = client.member("times")
+    expect([one.offset_at("times", START + at) for at in (0, 1500, 49_000)], [0, 2, 49])
+    one.close()
+
+
+def transactions(client: Client) -> None:
+    client.transact("transactions", "transactions", True, False, True)
+    records = read(client, "transactions", 2, isolation_level="read_committed")
+    expect(values(records), [b"0", b"2"])
+    one = client.member("transactions", "transactions")
+    expect(one.committed("transactions"), 12)
+    one.close()
+
+
+def topics(client: Client) -> None:
+    client.create("topics", 2)
+    client.add_partitions("topics", 3)
+    until(lambda: client.partitions("topics") == 3)
+    client.delete("topics")
+    until(lambda: "topics" not in client.topics())
+
+
+def configs(client: Client) -> None:
+    client.create("configs", 1)
+    client.set_config("configs", "retention.ms", "5000")
+    until(lambda: client.config("configs", "retention.ms") == "5000")
+
+
+def delete_records(client: Client) -> None:
+    client.produce("delete-records")
+    expect(client.delete_records("delete-records", 20), 20)
+
+
+def delete_offsets(client: Client) -> None:
+    client.create("delete-offsets", 1)
+    found = client.commit_and_delete_offset("delete-offsets", "delete-offsets", 7)
+    expect(found, [7, None])
+
+
+def new_group(client: Client) -> None:
+    client.produce("new-group")
+    client.join_new_group("new-group")
+
+
+SCENARIOS: Final[dict[str, Callable[[Client], None]]] = {
+    "acks": partial(round_trip, topic="acks"),
+    **{codec: partial(round_trip, topic=codec, compression_type=codec) for codec in CODECS},
+    "headers": headers,
+    "commit": commit,
+    "group": group,
+    "static": static,
+    "times": times,
+    "idempotence": partial(round_trip, topic="idempotence", enable_idempotence=True),
+    "transactions": transactions,
+    "topics": topics,
+    "configs": configs,
+    "delete-records": delete_records,
+    "delete-offsets": delete_offsets,
+    "new-group": new_group,
+    "tls": lambda client: client.connect_by_tls(),
+    "sasl": lambda client: client.connect_by_sasl(),
+}
+
+
+def run(client: Callable[[str], Client]) -> None:
+    """The program: runs the feature that the command line names."""
+    address, name = sys.argv[1:]
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    try:
+        SCENARIOS[name](client(address))
+    except Exception as error:
+        name, text = type(error).__name__, str(error)
+        print(text if text.startswith(name) else f"{name}: {text}")
+        sys.exit(1)
