@@ -29,7 +29,6 @@ settings.load_profile("tests")
 collect_ignore = left_out_without(CLIENTS, "pipeline/on_spark/test_topics.py") + left_out_without(
     ["selenium"],
     "console/test_page_browser.py",
-    "examples/test_cookbook_events.py",
     "examples/test_cookbook_page.py",
     "examples/test_long_poll_browser.py",
     "pipeline/test_page_browser.py",

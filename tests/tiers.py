@@ -16,7 +16,6 @@ NIGHTLY: Final = {
     "tests/asgi/test_servers.py": "ending|unread_body|is_slowed|pipelined|open_files|websockets_end|thousands|under_load",
     "tests/core/test_kernel_build.py": "",
     "tests/examples/test_by_hand.py": "",
-    "tests/examples/test_cookbook_events.py": "",
     "tests/examples/test_cookbook_page.py": "",
     "tests/examples/test_idle_connections.py": "",
     "tests/examples/test_long_poll_browser.py": "",

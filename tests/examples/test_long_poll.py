@@ -84,16 +84,16 @@ async def test_leaving_client_or_stopping_server_ends_waits(board: Any) -> None:
 
 
 @on_virtual_time
-async def test_client_naming_its_offset_misses_no_message(small: Any) -> None:
-    async with client_of(small) as client:
+async def test_client_naming_its_offset_misses_no_message(board: Any) -> None:
+    async with client_of(board) as client:
         offset, messages = 0, []
         for number in range(5):
             await client.post("/topics/news", content=f"{number}")
             await client.post("/topics/news", content=f"{number} again")
-            answer = (await client.get(f"/topics/news?offset={offset}&wait=0")).json()
+            answer = (await client.get(f"/topics/news?offset={offset}&wait=0&timeout=0")).json()
             messages += answer["messages"]
             offset = answer["next"]
-        assert messages == small.topics["news"]
+        assert messages == board.topics["news"]
         assert len(messages) == 10
 
 

@@ -2,34 +2,28 @@
 over real connections."""
 
 import asyncio
+import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import httpx2
 import pyarrow.parquet as pq
 import pytest
 from asgi_modules import EXAMPLES, load
-from loops import on_asyncio, on_virtual_time
+from loops import on_virtual_time
+from server_process import ServerProcess
 
 EXAMPLE = EXAMPLES / "long_poll_board.py"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same purgatory as here
-    "PYTHONUNBUFFERED": "",  # lines that are read at once must be flushed
-}
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-
-
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 long_poll = load(EXAMPLE)
-
-
-# The application, in process and in virtual time
 
 
 @asynccontextmanager
@@ -39,27 +33,8 @@ async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-async def until_pending(board: Any, count: int) -> None:
-    while board.polls.pending != count:
-        await asyncio.sleep(0)
-
-
 @on_virtual_time
-async def test_messages_that_are_there_are_answered_at_once() -> None:
-    async with client_of(long_poll.Board()) as client:
-        for offset, message in enumerate(("zero", "one", "zwölf")):
-            response = await client.post("/topics/news", content=message.encode())
-            assert (response.status_code, response.json()) == (201, {"offset": offset})
-        started = asyncio.get_running_loop().time()
-        response = await client.get("/topics/news?offset=1&timeout=20")
-        assert response.status_code == 200
-        assert response.json() == {"messages": ["one", "zwölf"], "next": 3, "ending": "event"}
-        assert (await client.get("/topics/news")).json()["messages"] == ["zero", "one", "zwölf"]
-        assert asyncio.get_running_loop().time() - started < 20
-
-
-@on_virtual_time
-@pytest.mark.parametrize("timeout", [0.0, 0.0004, 0.25, 59.9999, 60.0])
+@pytest.mark.parametrize("timeout", [0.0, 0.0004, 60.0])
 async def test_unanswered_poll_ends_exactly_at_its_deadline(
     timeout: float,
 ) -> None:
@@ -82,18 +57,13 @@ async def test_unanswered_poll_ends_exactly_at_its_deadline(
     [
         ("offset=-1", "offset must be from 0 to "),
         ("offset=one", "offset must be a whole number, not 'one'"),
-        ("offset=1.5", "offset must be a whole number, not '1.5'"),
         ("offset=", "offset must be a whole number, not ''"),
-        ("offset=" + "9" * 30, "offset must be from 0 to "),
         ("offset=" + "9" * 5000, "offset must be a whole number"),
         ("timeout=-0.001", "timeout must be from 0 to 60.0, not -0.001"),
         ("timeout=soon", "timeout must be a number of seconds, not 'soon'"),
         ("timeout=", "timeout must be a number of seconds, not ''"),
         ("timeout=nan", "timeout must be from 0 to 60.0, not nan"),
-        ("timeout=inf", "timeout must be from 0 to 60.0, not inf"),
-        ("timeout=-inf", "timeout must be from 0 to 60.0, not -inf"),
         ("timeout=60.001", "timeout must be from 0 to 60.0, not 60.001"),
-        ("timeout=1e400", "timeout must be from 0 to 60.0, not 1e400"),
     ],
 )
 async def test_bad_offset_or_timeout_is_400_with_reason(query: str, reason: str) -> None:
@@ -125,23 +95,6 @@ async def test_message_is_limited_to_64_kib_of_utf8(message: bytes, status: int)
     async with client_of(board) as client:
         assert (await client.post("/topics/news", content=message)).status_code == status
     assert board.topics == ({"news": [message.decode()]} if status == 201 else {})
-
-
-@on_virtual_time
-async def test_full_board_refuses_polls_until_one_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(long_poll, "MAX_POLLS", 1)
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        waiting = asyncio.create_task(client.get("/topics/news?timeout=20"))
-        await until_pending(board, 1)
-        for _ in range(3):
-            response = await client.get("/topics/news?timeout=20")
-            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-        await client.post("/topics/news", content="news")
-        assert (await waiting).status_code == 200
-        assert (await client.get("/topics/news?offset=1&timeout=0")).status_code == 200
 
 
 @on_virtual_time
@@ -184,47 +137,6 @@ async def test_the_page_and_the_metrics_show_who_waits() -> None:
         )
         await client.post("/topics/news", content="news")
         await waiting
-
-
-@on_virtual_time
-async def test_client_may_continue_from_last_tag() -> None:
-    async with client_of(long_poll.Board()) as client:
-
-        async def poll(tag: str) -> httpx2.Response:
-            return await client.get(
-                "/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"}
-            )
-
-        await client.post("/topics/news", content="one")
-        first = await poll('""')
-        assert first.json()["messages"] == ["one"]
-        await client.post("/topics/news", content="two")
-        second = await poll(first.headers["etag"])
-        assert second.json()["messages"] == ["two"]
-        assert second.headers["preference-applied"] == "wait=9"
-        started = asyncio.get_running_loop().time()
-        third = await poll(second.headers["etag"])
-        assert (third.status_code, third.content, third.headers["etag"]) == (
-            304,
-            b"",
-            second.headers["etag"],
-        )
-        assert asyncio.get_running_loop().time() - started >= 9
-
-
-@on_virtual_time
-async def test_client_of_earlier_board_gets_all_messages() -> None:
-    tags = []
-    for messages in (["old", "older"], ["new", "newer"]):
-        async with client_of(long_poll.Board()) as client:
-            for message in messages:
-                await client.post("/topics/news", content=message)
-            answer = await client.get(
-                "/topics/news", headers={"If-None-Match": tags[0] if tags else '""'}
-            )
-            assert answer.json()["messages"] == messages
-            tags.append(answer.headers["etag"])
-    assert len(set(tags)) == 2
 
 
 @on_virtual_time
@@ -277,88 +189,31 @@ async def test_server_sent_events_bring_missing_messages() -> None:
     await stream
 
 
-# The program, as a process
-
-
-@contextmanager
-def board_process(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """The example on a free port of the loopback interface, and its address."""
-    command = [sys.executable, str(EXAMPLE), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().split()[-1]
-        finally:
-            process.kill()
-
-
-@asynccontextmanager
-async def board_at_work(
-    *options: str,
-) -> AsyncIterator[tuple["subprocess.Popen[str]", httpx2.AsyncClient]]:
-    """The example as a process, and a client of it that may hold any number of connections."""
-    with board_process(*options) as (process, url):
-        limits = httpx2.Limits(max_connections=None)
-        async with httpx2.AsyncClient(
-            base_url=url, limits=limits, timeout=TIMEOUT, trust_env=False
-        ) as client:
-            yield process, client
-
-
-async def read_stats(client: httpx2.AsyncClient) -> Any:
-    return (await client.get("/stats")).json()
-
-
-async def until_the_server_has(client: httpx2.AsyncClient, pending: int) -> Any:
-    async with asyncio.timeout(TIMEOUT):
-        while (await read_stats(client))["purgatory"]["pending"] != pending:
-            await asyncio.sleep(0.02)
-    return await read_stats(
-        client
-    )  # an operation is gone a moment before its handler has counted it
-
-
 @pytest.mark.slow
-@on_asyncio
-@pytest.mark.parametrize(
-    ("signal_number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)]
-)
-async def test_signal_answers_open_polls_and_stops_server(signal_number: int, status: int) -> None:
-    async with board_at_work() as (process, client):
-        polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(50)]
-        await until_the_server_has(client, 50)
-        process.send_signal(signal_number)
-        for response in await asyncio.gather(*polls):
-            assert response.status_code == 503
-            assert response.text == "the server is stopping"
-        output, _ = process.communicate(
-            timeout=TIMEOUT
-        )  # the polls themselves would have gone on for a minute
-        assert process.returncode == status
-        assert "event: 0, deadline: 0, gone: 0, stopped: 50" in output
+def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
+    words = (EXAMPLE, "--port", "{port}", "--journal", str(tmp_path))
+    server = ServerProcess(*map(str, words), ready="stats", environment=ENVIRONMENT)
+    server.start()
 
+    def until_pending(count: int) -> None:
+        while json.loads(server.get("stats"))["purgatory"]["pending"] != count:
+            time.sleep(0.02)
 
-@pytest.mark.slow
-@on_asyncio
-async def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
-    async with board_at_work("--journal", str(tmp_path)) as (process, client):
+    with ThreadPoolExecutor() as threads, closing(httpx2.Client(trust_env=False)) as client:
         polls = [
-            asyncio.create_task(client.get(f"/topics/{topic}?timeout=60"))
-            for topic in ("news", "other")
+            threads.submit(server.get, f"topics/{topic}?timeout=60") for topic in ("news", "other")
         ]
-        await until_the_server_has(client, 2)
-        await client.post("/topics/news", content="hello")
-        await client.get("/topics/other?timeout=0.001")
-        await until_the_server_has(client, 1)
-        process.terminate()
-        await asyncio.gather(*polls)
-        process.wait(TIMEOUT)
+        until_pending(2)
+        client.post(f"{server.url}/topics/news", content="hello")
+        server.get("topics/other?timeout=0.001")
+        until_pending(1)
+        server.end(signal.SIGTERM)
+        assert "hello" in polls[0].result()
+        with pytest.raises(HTTPError, match="503"):
+            polls[1].result()
     rows = pq.read_table(tmp_path / "operations").to_pylist()
-    endings = [
-        (row["keys"], row["outcome"], row["ended_by"])
-        for row in sorted(rows, key=lambda row: row["ended_at"])
-    ]
-    assert endings == [
+    rows.sort(key=lambda row: row["ended_at"])
+    assert [(row["keys"], row["outcome"], row["ended_by"]) for row in rows] == [
         (["news"], "completed", "news"),
         (["other"], "expired", None),
         (["other"], "cancelled", None),

@@ -41,21 +41,10 @@ def test_demo_finds_every_promise_kept(board: str, program: Any) -> None:
     assert stop.startswith("SIGTERM with 40 polls open: 40 answered")
 
 
-def test_kept_promises_are_five_lines() -> None:
-    assert GOOD.kept
-    assert list(GOOD.lines()) == [
-        "6 polls: 3 answered by a message, 2 at their deadline, 1 hung up",
-        "publish to read: 2.00 ms (median), 2.00 ms (99 of 100); a bare sleep was 3.00 ms late",
-        "the earliest answer at a deadline came 1.00 ms after it",
-        "operations left when all clients had gone: 0",
-        "SIGTERM with 40 polls open: 40 answered, and the server ended after 0.50 s",
-    ]
-
-
 @pytest.mark.parametrize(
     "broken",
     [{"pending": 1}, {"stopped": 39}, {"seen": replace(SEEN, late=[0.001, -0.001])}],
     ids=["left behind", "dropped", "early"],
 )
 def test_each_broken_promise_is_noticed(broken: dict[str, Any]) -> None:
-    assert not replace(GOOD, **broken).kept
+    assert GOOD.kept and not replace(GOOD, **broken).kept
