@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory
-from servers import SERVERS, TIMEOUT, PostgresServer, place, postgres_server
+from servers import SERVERS, TIMEOUT, PostgresServer, place, served
 
 from purgatory.relay import Relay
 
@@ -46,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
+    with served("postgresql", Path()) as server:
         server.run("CREATE ROLE app LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE owner LOGIN")
         yield server
 

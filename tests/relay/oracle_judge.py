@@ -18,7 +18,7 @@ import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -70,9 +70,6 @@ class Verdict:
     """Receives and looks that missed an existing reply."""
     overdue: int = 0
     """Values that were received after they had expired."""
-    longest: float = 0.0
-    """Longest time to an answer, in seconds, from the later of the write and the start of its wait;
-    answers during faults are left out."""
     examples: list[str] = field(default_factory=list)
 
     @property
@@ -84,9 +81,6 @@ class Verdict:
         setattr(self, name, getattr(self, name) + 1)
         if len(self.examples) < 20:
             self.examples.append(f"{name}: {evidence}")
-
-
-COUNTED = [each.name for each in fields(Verdict) if each.name != "examples"]
 
 
 def lines_of(file: Path) -> list[Line]:
@@ -131,11 +125,6 @@ class Times:
             if fault.process in (None, process) and fault.begun < deadline and fault.ended > since:
                 deadline = max(deadline, fault.ended + self._promise)
         return deadline
-
-    def is_disturbed(self, process: str, begun: float, ended: float) -> bool:
-        """Whether faults excuse a late answer of a process between `begun` and `ended`."""
-        own = (fault for fault in self._faults if fault.process in (None, process))
-        return any(fault.begun < ended and fault.ended + self._promise > begun for fault in own)
 
     def may_have_new_epoch(self, seen_at: float, ended: float) -> bool:
         return any(
@@ -287,8 +276,6 @@ def judge_duration(
         return
     if ended > times.deadline(name, due):
         verdict.add("missed", name, key, seen, begun, due, ended)
-    if not times.is_disturbed(name, due, ended):
-        verdict.longest = max(verdict.longest, ended - due)
 
 
 class Possible:

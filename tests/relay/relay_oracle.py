@@ -1,16 +1,12 @@
 """The oracle: several processes wait, write and read on one store, while it kills and pauses the
 processes and the store.
 
-    python tests/relay/relay_oracle.py [--seconds 60] [--store redis] [--processes 4] [--keys 50]
-    [--forget-after 1] [--seed N] [--rollbacks]
-
-Each process notes its steps in a file, and this program notes the faults. `oracle_judge` finds the
-errors from these notes alone: answers that were missed, early or invented, versions that repeat or
-fall, and replies that were settled twice,
-not received, or received too late. It prints a row for each store and exits with 1 after any error.
+Each process notes its steps in a file, and `examine` notes the faults. `oracle_judge` and
+`oracle_replies` find the errors from these notes alone: answers that were missed, early or invented,
+versions that repeat or fall, and replies that were settled twice, not received, or received too
+late.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -20,17 +16,17 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle_judge import COUNTED, Fault, Notes, Times, Verdict, judge, lines_of
+from oracle_judge import Fault, Notes, Times, Verdict, judge, lines_of
 from oracle_replies import judge_replies
-from servers import FileStore, NatsServer, PostgresServer, RedisCluster, RedisServer
+from servers import APPENDING, NatsServer, PostgresServer, RedisServer, served
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 RESYNC = 1.5
@@ -40,11 +36,11 @@ STORES = ("file", "redis", "cluster", "postgresql", "nats")
 
 @dataclass
 class Options:
-    seconds: float = 60.0
-    processes: int = 4
-    keys: int = 50
+    seconds: float
+    processes: int = 3
+    keys: int = 20
     forget_after: float = 1.0
-    slack: float = 5.0
+    slack: float = 20.0
     """Extra seconds that a busy machine may take."""
     seed: int = 0
     rollbacks: bool = False
@@ -318,12 +314,8 @@ FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
 
 
 ROLLBACKS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
-    "file": [rolled_back, rows_deleted],
-    "redis": [rolled_back, rows_deleted],
-    "postgresql": [rolled_back, rows_deleted],
-    "nats": [rolled_back, rows_deleted],
+    kind: [rolled_back, rows_deleted] for kind in ("file", "redis", "postgresql", "nats")
 }
-"""With `--rollbacks`."""
 
 
 async def disturb_store(run: Run, kind: str, end: float) -> None:
@@ -348,36 +340,16 @@ async def disturb_processes(run: Run, end: float) -> None:
                 run.living[name].send_signal(signal.SIGCONT)
 
 
-@asynccontextmanager
-async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
-    """The address of a store, and its server or folder."""
-    with tempfile.TemporaryDirectory(prefix="oracle-") as temporary:
-        server: Any = FileStore(Path(temporary) / "app")
-        if kind == "redis":
-            server = RedisServer(Path(temporary), "--appendonly", "yes", "--appendfsync", "always")
-        elif kind == "cluster":
-            server = RedisCluster(Path(temporary))
-        elif kind == "postgresql":
-            server = PostgresServer()
-        elif kind == "nats":
-            server = NatsServer(Path(temporary))
-        try:
-            if kind != "file":
-                server.start()
-            yield server.url, server
-        finally:
-            if kind != "file":
-                server.kill()
-            if kind == "postgresql":
-                server.remove()
-
-
 async def examine(kind: str, options: Options) -> tuple[Verdict, list[Fault]]:
     """The verdict on a store, and the injected faults."""
     random.seed(f"{kind} {options.seed}")
     notes = Path(tempfile.mkdtemp(prefix="oracle-notes-"))
-    async with opened(kind) as (url, store):
-        run = Run(url, store, notes, options)
+    kind_of_server = "replicated" if kind == "cluster" else kind
+    with (
+        tempfile.TemporaryDirectory(prefix="oracle-") as folder,
+        served(kind_of_server, Path(folder), *APPENDING) as store,
+    ):
+        run = Run(store.url, store, notes, options)
         try:
             for number in range(options.processes):
                 await run.start(f"process{number}")
@@ -400,57 +372,3 @@ async def examine(kind: str, options: Options) -> tuple[Verdict, list[Fault]]:
     else:
         shutil.rmtree(notes)
     return verdict, run.faults
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Judges relays by the notes of processes that are killed and paused."
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=Options.seconds,
-        help="of faults on each store (default: 60)",
-    )
-    parser.add_argument("--processes", type=int, default=Options.processes, help="(default: 4)")
-    parser.add_argument(
-        "--keys", type=int, default=Options.keys, help="that each process waits for (default: 50)"
-    )
-    parser.add_argument(
-        "--forget-after",
-        type=float,
-        default=Options.forget_after,
-        help="seconds, 0 for never (default: 1)",
-    )
-    parser.add_argument(
-        "--slack",
-        type=float,
-        default=Options.slack,
-        help="seconds beyond the promised ones (default: 5)",
-    )
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="of the faults")
-    parser.add_argument(
-        "--rollbacks",
-        action="store_true",
-        help="delete rows and restore backups under the relays, instead of other faults of stores",
-    )
-    parser.add_argument(
-        "--store", choices=STORES, action="append", help="only this; may be repeated"
-    )
-    words = vars(parser.parse_args())
-    stores = words.pop("store") or STORES
-    options = Options(**words)
-    print(f"seed {options.seed}; each answer is due within {options.promise:g} s")
-    print(f"{'':12}", *(f"{name:>8}" for name in ("faults", *COUNTED)))
-    wrong = 0
-    for kind in stores:
-        verdict, faults = asyncio.run(examine(kind, options))
-        wrong += verdict.wrong
-        numbers = [len(faults), *(getattr(verdict, name) for name in COUNTED)]
-        cells = [f"{number:.3f}" if isinstance(number, float) else number for number in numbers]
-        print(f"{kind:12}", *(f"{cell:>8}" for cell in cells), flush=True)
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,12 @@
 """Conditions that tests of relays wait for."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
+from servers import TIMEOUT
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
@@ -38,6 +43,28 @@ async def set_timeout(relay: Relay, seconds: float) -> None:
         return relay._follower._in_flight is None and probing is not None and probing.when() is None
 
     await until(is_idle)
+
+
+def recorded(owner: Any, name: str) -> list[Any]:
+    """The first arguments of the calls of a coroutine method from now on."""
+    calls, method = [], getattr(owner, name)
+
+    async def call(first: Any, *rest: Any) -> Any:
+        calls.append(first)
+        return await method(first, *rest)
+
+    setattr(owner, name, call)
+    return calls
+
+
+async def refused(url: str, match: str) -> None:
+    """Checks that no relay opens there, and that it says so without another attempt."""
+    begun = time.monotonic()
+    with pytest.raises((ValueError, RelayUnavailable), match=match) as caught:
+        async with Relay(url, timeout=TIMEOUT):
+            pass
+    assert time.monotonic() < begun + TIMEOUT / 2
+    assert "secret" not in str(caught.value)
 
 
 async def bumped(relay: Relay, key: str) -> int:

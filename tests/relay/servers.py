@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import files
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -26,6 +26,9 @@ from requirements import need, unavailable
 TIMEOUT = 60.0  # seconds; above the time of a busy machine
 
 KEY_SLOT = 11_620  # of {purgatory}
+
+APPENDING = ("--appendonly", "yes", "--appendfsync", "always")
+"""Options of a Redis that loses nothing."""
 
 KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
@@ -77,11 +80,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        quiet = {
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            "stdin": subprocess.DEVNULL,
-        }
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self.process = subprocess.Popen(self.command, user=self.user, **quiet)
         until(self.is_ready)
         return self
@@ -102,6 +101,9 @@ class Server:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def end(self) -> None:
+        self.kill()
 
     def pause(self) -> None:
         """Pauses all threads and waits until they have stopped: a busy machine takes a while."""
@@ -127,18 +129,8 @@ class RedisServer(Server):
         port, bus = free_ports(2)
         self.folder, self.bus = folder, bus
         self.url = f"redis://127.0.0.1:{port}/0"
-        plain = [
-            "--port",
-            str(port),
-            "--bind",
-            "127.0.0.1",
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-            "--unixsocket",
-            str(folder / "s"),
-        ]
+        plain = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        plain += ["--save", "", "--unixsocket", str(folder / "s")]
         if "--cluster-enabled" in options:  # the default is the port plus 10,000
             plain += ["--cluster-port", str(bus)]
         super().__init__([command, *plain, *options], port)
@@ -212,7 +204,7 @@ class RedisCluster:
         assert self.replica.ask("CLUSTER", "FAILOVER", "TAKEOVER") == b"+OK\r\n"
         self.primary, self.replica = self.replica, self.primary
 
-    def kill(self) -> None:
+    def end(self) -> None:
         for server in self.servers:
             server.kill()
 
@@ -231,25 +223,9 @@ class PostgresServer(Server):
             user = "nobody"
             shutil.chown(self.folder, user)
         self.data = self.folder / "data"
-        made = subprocess.run(
-            [
-                binaries / "initdb",
-                "-D",
-                self.data,
-                "-U",
-                "tester",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--no-sync",
-                "--no-instructions",
-            ],
-            user=user,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        words = ["-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-instructions"]
+        command = [binaries / "initdb", "-D", self.data, *words]
+        made = subprocess.run(command, user=user, check=False, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         options = {
             "unix_socket_directories": self.folder,
@@ -327,7 +303,7 @@ class PostgresServer(Server):
             .split()
         ]
 
-    def remove(self) -> None:
+    def end(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -358,19 +334,8 @@ class NatsServer(Server):
         ]
         port = free_port()
         self.url = f"nats://127.0.0.1:{port}"
-        super().__init__(
-            [
-                str(command),
-                "--addr",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--jetstream",
-                "--store_dir",
-                str(folder),
-            ],
-            port,
-        )
+        words = ["--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir"]
+        super().__init__([str(command), *words, str(folder)], port)
 
     def delete_rows(self, prefix: str, *keys: str) -> None:
         for key in keys:
@@ -393,36 +358,9 @@ class NatsServer(Server):
 
 
 @contextmanager
-def redis_server(folder: Path, *options: str, is_valkey: bool = False) -> Iterator[RedisServer]:
-    server = RedisServer(folder, *options, is_valkey=is_valkey)
-    try:
-        yield server.start()
-    finally:
-        server.kill()
-
-
-@contextmanager
-def nats_server(folder: Path) -> Iterator[NatsServer]:
-    server = NatsServer(folder)
-    try:
-        yield server.start()
-    finally:
-        server.kill()
-
-
-@contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        yield server.start()
-    finally:
-        server.remove()
-
-
-@contextmanager
 def pgbouncer(mode: str = "session") -> Iterator[tuple[PostgresServer, PgBouncer]]:
     """A PostgreSQL, and a PgBouncer in front of it."""
-    with postgres_server() as postgres:
+    with served("postgresql", Path()) as postgres:
         pooler = PgBouncer(postgres, mode)
         try:
             yield postgres, pooler.start()
@@ -431,24 +369,36 @@ def pgbouncer(mode: str = "session") -> Iterator[tuple[PostgresServer, PgBouncer
 
 
 @contextmanager
-def place(kind: str, folder: Path) -> Iterator[str]:
-    """The address of a store of this kind, with its server, if it has one."""
+def served(kind: str, folder: Path, *options: str) -> Iterator[Any]:
+    """A store of a kind, with its `url`: a folder, or a server, of Redis with these `options`."""
     if kind == "file":
-        yield f"file://{folder}/app"
-    elif kind in ("redis", "valkey"):
-        with redis_server(folder, is_valkey=kind == "valkey") as redis:
-            yield redis.url
-    elif kind == "cluster":
-        with redis_server(folder, "--cluster-enabled", "yes") as redis:
-            redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-            until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
-            yield redis.url
-    elif kind == "nats":
-        with nats_server(folder) as nats:
-            yield nats.url
-    elif kind == "pgbouncer":
+        yield FileStore(folder / "app")
+        return
+    if kind == "pgbouncer":
         with pgbouncer() as (_, pooler):
-            yield pooler.url
-    else:
-        with postgres_server() as postgres:
-            yield postgres.url
+            yield pooler
+        return
+    makes: dict[str, Callable[[], Any]] = {
+        "redis": lambda: RedisServer(folder, *options),
+        "valkey": lambda: RedisServer(folder, is_valkey=True),
+        "cluster": lambda: RedisServer(folder, "--cluster-enabled", "yes", *options),
+        "replicated": lambda: RedisCluster(folder),
+        "nats": lambda: NatsServer(folder),
+        "postgresql": PostgresServer,
+    }
+    server = makes[kind]()
+    try:
+        server.start()
+        if kind == "cluster":
+            server.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"))
+        yield server
+    finally:
+        server.end()
+
+
+@contextmanager
+def place(kind: str, folder: Path) -> Iterator[str]:
+    """The address of a store of a kind."""
+    with served(kind, folder) as server:
+        yield server.url

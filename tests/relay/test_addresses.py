@@ -11,7 +11,7 @@ import pytest
 from ports import free_port
 from relay_proxy import Proxy
 from requirements import need, unavailable
-from servers import TIMEOUT, NatsServer, nats_server, postgres_server, redis_server, until
+from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
@@ -31,13 +31,7 @@ def ipv6() -> str:
 
 @pytest.fixture(scope="module", params=["redis", "postgresql", "nats"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("addresses")
-    made = {
-        "redis": lambda: redis_server(folder),
-        "postgresql": postgres_server,
-        "nats": lambda: nats_server(folder),
-    }
-    with made[request.param]() as server:
+    with served(request.param, tmp_path_factory.mktemp("addresses")) as server:
         yield server
 
 
@@ -75,16 +69,13 @@ async def test_each_form_of_address_is_used(server: Any, ipv6: str) -> None:
 
 @pytest.mark.parametrize("announced", [[], ["--cluster-announce-ip", "::1"]])
 async def test_cluster_with_ipv6_is_used(tmp_path: Path, ipv6: str, announced: list[str]) -> None:
-    options = ("--cluster-enabled", "yes", "--bind", "127.0.0.1", ipv6, *announced)
-    with redis_server(tmp_path, *options) as redis:
-        redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-        until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
+    with served("cluster", tmp_path, "--bind", "127.0.0.1", ipv6, *announced) as redis:
         await check(redis.url.replace("127.0.0.1", f"[{ipv6}]"))
 
 
 async def test_options_of_address_leave_the_relays_own(tmp_path: Path) -> None:
     options = "decode_responses=True&protocol=3&encoding=utf-16&socket_timeout=0.01&client_name=a"
-    with redis_server(tmp_path) as redis:
+    with served("redis", tmp_path) as redis:
         async with Relay(f"{redis.url}?{options}", timeout=TIMEOUT) as relay:
             assert await relay.bump("ä") == 1
             assert await relay.version("ä") == 1
@@ -99,7 +90,7 @@ async def test_tls_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     making = [openssl, *command.split(), *names]
     await asyncio.to_thread(subprocess.run, making, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with nats_server(tmp_path) as plain:
+    with served("nats", tmp_path) as plain:
         url = plain.url.replace("nats://", "tls://user:secret@")
         with pytest.raises(RelayUnavailable, match="the server offers no TLS; use nats://"):
             await open_store(url, "test").open()

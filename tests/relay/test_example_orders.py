@@ -7,7 +7,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from servers import PostgresServer, need, redis_server
+from servers import PostgresServer, need, served
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +37,11 @@ def demo(program: Callable[..., CompletedProcess[str]]) -> Callable[..., str]:
     return run
 
 
-def test_demo_loses_no_payment_when_worker_is_killed(demo: Callable[..., str]) -> None:
-    demo()
-
-
-@pytest.mark.parametrize("kind", ["redis", "postgresql"])
-def test_demo_loses_no_payment_when_store_is_killed(demo: Callable[..., str], kind: str) -> None:
+@pytest.mark.parametrize("kind", ["file", "redis", "postgresql"])
+def test_demo_loses_no_payment_when_killed(demo: Callable[..., str], kind: str) -> None:
+    if kind == "file":
+        demo()
+        return
     if kind == "redis":
         need("redis-server", "needs redis-server: apt-get install redis-server")
     else:
@@ -51,7 +50,7 @@ def test_demo_loses_no_payment_when_store_is_killed(demo: Callable[..., str], ki
 
 
 def test_demo_never_kills_a_foreign_store(demo: Callable[..., str], tmp_path: Path) -> None:
-    with redis_server(tmp_path) as server:
+    with served("redis", tmp_path) as server:
         assert re.search(
             r"which\s+is\s+yours\s+and\s+was\s+not\s+killed", demo("--store", server.url)
         )

@@ -447,15 +447,6 @@ def results(process: Process) -> list[int | None]:
     return [wait.result for wait in process.waits]
 
 
-def test_message_ends_waits_with_older_seen() -> None:
-    process = process_at(7, a=3)
-    process.wait("a", 3, 0)
-    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    assert results(process) == [4, 4]
-    assert not process.follower.followed
-    assert not process.follower.needs_read
-
-
 def test_repeated_and_late_messages_change_nothing() -> None:
     process = process_at(7, a=3)
     for message in (ChangeMessage("e", 6, 7, {"a": 3}), ChangeMessage("e", 2, 3, {"a": 1})):
@@ -498,14 +489,6 @@ def test_late_messages_are_not_counted_as_lost(arrives: bool) -> None:
     assert process.follower.healed == (0 if arrives else 1)
 
 
-def test_a_second_confirmation_has_everything_read_again() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_subscribed()
-    assert not process.follower.is_current
-    assert answer(process, "e", 8, a=4).since == 7
-    assert process.follower.is_current
-
-
 def test_read_begun_before_confirmation_proves_nothing() -> None:
     process = process_at(7)
     process.follower.resync()
@@ -517,63 +500,12 @@ def test_read_begun_before_confirmation_proves_nothing() -> None:
     assert process.follower.needs_read
 
 
-def test_new_epoch_ends_waits_with_current_version() -> None:
-    process = process_at(7, a=3, b=9)
-    process.wait("a", 2, 0)
-    process.follower.on_message(ChangeMessage("f", 0, 1, {"c": 1}))
-    assert results(process) == [None, None, 3]
-    answer(process, "f", 1, c=1)
-    answer(process, "f", 1, a=0, b=9)
-    assert results(process) == [0, 9, 3]
-    assert (process.follower.epoch, process.follower.epochs) == ("f", 2)
-
-
-def test_new_epoch_ends_waits_on_unread_keys() -> None:
-    process, store = Process(), DictStore()
-    process.follower.on_subscribed()
-    process.follower.on_read(process.follower.begin_read(), store.read((), None))
-    process.wait("a", 0, 0)
-    request = process.follower.begin_read()
-    store.epochs += 1
-    process.follower.on_read(request, store.read(request.keys, request.since))
-    assert [wait.result for wait in process.waits] == [0]
-
-
-def test_wait_joining_old_epoch_wait_may_continue() -> None:
-    process = process_at(1, a=1)
-    process.follower.on_message(ChangeMessage("f", 1, 2, {"a": 2}))
-    request = process.follower.begin_read()
-    process.follower.on_read(
-        request, ReadResult("f", 1, {})
-    )  # a new epoch, in which the key is still to be read
-    request = process.follower.begin_read()
-    process.wait("a", 3, 0)
-    process.follower.on_read(request, ReadResult("f", 2, {"a": 2}))
-    assert [wait.result for wait in process.waits] == [2, None]
-    answer(process, "f", 3, a=3)
-    assert [wait.result for wait in process.waits] == [2, None]
-    process.follower.on_message(ChangeMessage("f", 3, 4, {"a": 4}))
-    assert [wait.result for wait in process.waits] == [2, 4]
-
-
 def test_late_message_of_old_epoch_only_costs_read() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("d", 70, 71, {"a": 50}))
     answer(process, "e", 7)
     assert results(process) == [None]
     assert not process.follower.needs_read
-
-
-def test_rolled_back_store_must_end_its_epoch() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_subscribed()
-    answer(process, "e", 5)
-    assert process.follower.epoch_to_end == "e"
-    assert process.follower.needs_read
-    answer(process, "f", 5)
-    answer(process, "f", 5, a=2)
-    assert process.follower.epoch_to_end is None
-    assert results(process) == [2]
 
 
 @pytest.mark.parametrize("position", [8, 3], ids=["later", "earlier"])
@@ -590,32 +522,6 @@ def test_lower_version_in_message_is_decided_by_read(position: int) -> None:
     answer(lost, "f", 8)
     answer(lost, "f", 8, a=1)
     assert results(lost) == [1]
-
-
-def test_lower_version_in_resync_is_decided_by_read() -> None:
-    process = process_at(7, a=3)
-    process.follower.resync()
-    answer(process, "e", 20, a=1)
-    assert answer(process, "e", 20, a=1).keys == ("a",)
-    assert process.follower.epoch_to_end == "e"
-
-
-def test_version_raised_during_read_needs_no_reread() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("e", 2, 3, {"a": 1}))
-    process.wait("a", 9, 0)
-    read = process.follower.begin_read()
-    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
-    assert not process.follower.needs_read
-    assert results(process) == [4, 4]
-
-
-def test_recheck_finds_deleted_row() -> None:
-    process = process_at(7, a=3, b=2)
-    process.follower.recheck()
-    assert set(answer(process, "e", 7, a=3, b=0).keys) == {"a", "b"}
-    assert process.follower.epoch_to_end == "e"
 
 
 def test_recheck_takes_other_keys_each_time() -> None:
@@ -636,26 +542,6 @@ def test_write_below_known_version_reveals_rollback() -> None:
     process = process_at(7, a=3)
     process.follower.on_written(ChangeMessage("e", 6, 7, {"a": 3}), 7)
     assert process.follower.epoch_to_end == "e"
-
-
-def test_wait_begun_during_read_needs_next_read() -> None:
-    process = process_at(7, a=3)
-    process.wait("a", 4, 0)
-    read = process.follower.begin_read()
-    process.wait("a", 5, 0)  # the store got 5 after it was read
-    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
-    assert results(process) == [None, None, None]
-    answer(process, "e", 9, a=5)
-    assert results(process) == [5, 5, None]
-
-
-def test_excess_changes_are_read_in_several_results() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_subscribed()
-    answer(process, "e", 8, has_more=True, b=1)
-    assert not process.follower.is_current
-    assert answer(process, "e", 9, a=4).since == 8
-    assert process.follower.is_current
 
 
 def test_very_many_keys_are_read_in_several_reads() -> None:
@@ -710,16 +596,3 @@ def test_failed_read_repeats_keys_that_have_waiters() -> None:
     process.follower.remove_waiter("b")
     process.follower.on_read_failed(read)
     assert process.follower.begin_read().keys == ("a",)
-
-
-def test_rollback_is_noticed_despite_equal_later_writes() -> None:
-    process = process_at(7, a=3)
-    process.wait("a", 4, 0)  # a version that it knows from elsewhere
-    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    assert results(process) == [4, None]
-    process.follower.on_disconnected()
-    process.follower.on_subscribed()
-    answer(process, "e", 8, a=3, b=1)
-    assert process.follower.epoch_to_end == "e" and process.follower.needs_read
-    answer(process, "f", 8, a=3)
-    assert results(process) == [4, 3]

@@ -1,4 +1,4 @@
-"""The list of other processes on each kind of store, and payloads that are no messages."""
+"""The list of other processes, on each kind of store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,28 +11,7 @@ from loops import Report
 from relay_waits import until
 from servers import SERVERS, TIMEOUT, place
 
-from purgatory.relay import Relay, _membership, decode
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"{}",
-        b'{"settled": "a"}',
-        b'"' + b"x" * 100 + b'"',
-        b'["e", 0, 1, {"a": "1"}]',
-        b'["e", 0, 1, {"a": 1, "b": true}]',
-        b'["e", 0, 1, {"a": 1e400}]',
-        b"9" * 5_000,
-        b"[" * 100_000,
-    ],
-)
-def test_a_payload_that_is_no_message_is_refused(payload: bytes) -> None:
-    with pytest.raises(ValueError, match="not a message of a relay"):
-        decode(payload)
-
-
-# -- on stores
+from purgatory.relay import Relay, _membership
 
 
 @pytest.fixture(params=["file", *SERVERS.values()])

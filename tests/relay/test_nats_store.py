@@ -12,8 +12,7 @@ from typing import Any
 
 import nats
 import pytest
-from ports import free_port
-from servers import TIMEOUT, NatsServer, nats_server
+from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Change, Relay
@@ -27,7 +26,7 @@ prefixes = count(1)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+    with served("nats", tmp_path_factory.mktemp("nats")) as server:
         yield server
 
 
@@ -72,25 +71,6 @@ async def test_foreign_stream_is_left_alone(server: NatsServer, config: dict[str
         await ask(server, f"STREAM.DELETE.{config['name']}")
 
 
-async def test_concurrent_bumps_of_one_key_get_consecutive_numbers(server: NatsServer) -> None:
-    """The clients raise the versions, so all but one of several concurrent writers have to start
-    again."""
-    prefix = f"test{next(prefixes)}"
-    stores = [NatsStore(server.url, prefix) for _ in range(8)]
-    for store in stores:
-        await store.open()
-    numbers: list[int] = []
-
-    async def bump(store: NatsStore) -> None:
-        for _ in range(25):
-            numbers.extend((await store.write([Change("a", 0, 1)])).versions.values())
-
-    await asyncio.gather(*map(bump, stores))
-    assert sorted(numbers) == list(range(1, 201))
-    for store in stores:
-        await store.close()
-
-
 async def test_what_has_changed_is_read_in_portions(server: NatsServer) -> None:
     store = NatsStore(server.url, f"test{next(prefixes)}")
     await store.open()
@@ -106,6 +86,14 @@ async def test_what_has_changed_is_read_in_portions(server: NatsServer) -> None:
     assert found == dict.fromkeys(keys, 1)
     assert reads == 3
     await store.close()
+
+
+async def test_values_beyond_servers_limit_are_refused(server: NatsServer) -> None:
+    async with Relay(server.url, timeout=TIMEOUT, max_value=3_000_000) as relay:
+        assert await relay.deliver("a", bytes(1_000_000), ttl=TIMEOUT)
+        assert await relay.receive("a", TIMEOUT) == bytes(1_000_000)
+        with pytest.raises(ValueError, match="2000000 bytes to 'b': the server at nats"):
+            await relay.deliver("b", bytes(2_000_000), ttl=TIMEOUT)
 
 
 async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) -> None:
@@ -132,7 +120,7 @@ async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) ->
 
 
 async def test_connection_lost_while_sending_is_replaced(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
+    with served("nats", tmp_path) as server:
         store = NatsStore(server.url, "test")
         await store.open()
         for _ in range(10):
@@ -165,11 +153,3 @@ async def test_opening_cancelled_at_any_point_ends(server: NatsServer) -> None:
         if not opening.cancelled():
             await opening.result().close()
     assert asyncio.all_tasks() == before
-
-
-async def test_an_address_without_a_server_says_so() -> None:
-    with pytest.raises(
-        RelayUnavailable,
-        match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)",
-    ):
-        await NatsStore(f"nats://user:secret@127.0.0.1:{free_port()}", "test").open()

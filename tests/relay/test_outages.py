@@ -9,23 +9,14 @@ import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from relay_proxy import Proxy
 from relay_waits import bumped, knows, set_timeout, until
-from servers import (
-    TIMEOUT,
-    FileStore,
-    NatsServer,
-    PostgresServer,
-    RedisServer,
-    nats_server,
-    postgres_server,
-    redis_server,
-)
+from servers import APPENDING, TIMEOUT, FileStore, NatsServer, PostgresServer, RedisServer, served
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
@@ -33,30 +24,15 @@ from purgatory.relay import Relay
 slow = pytest.mark.slow
 
 
-@contextmanager
-def serving(kind: str, folder: Path) -> Iterator[Any]:
-    if kind == "file":
-        yield FileStore(folder / "app")
-        return
-    made: dict[str, Callable[[], Any]] = {
-        "redis": lambda: redis_server(folder, "--appendonly", "yes", "--appendfsync", "always"),
-        "dump": lambda: redis_server(folder),
-        "postgresql": postgres_server,
-        "nats": lambda: nats_server(folder),
-    }
-    with made[kind]() as server:
-        yield server
-
-
 @pytest.fixture(params=["redis", "postgresql", "nats"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with serving(request.param, tmp_path) as server:
+    with served(request.param, tmp_path, *APPENDING) as server:
         yield server
 
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path) as server:
+    with served("redis", tmp_path) as server:
         yield server
 
 
@@ -170,7 +146,7 @@ async def test_closing_with_paused_server_ends_connections_within_timeout(
 async def test_messages_published_during_disconnect_are_found_and_counted(
     tmp_path: Path, kind: str
 ) -> None:
-    with serving(kind, tmp_path) as server:
+    with served(kind, tmp_path) as server:
         async with pair(server.url) as (here, there):
             for number in range(1, 11):
                 waiting = asyncio.create_task(here.wait("a", number - 1))
@@ -251,7 +227,7 @@ async def test_demoted_server_is_left_for_the_new_primary(
 ) -> None:
     proxy = Proxy(redis)
     (tmp_path / "other").mkdir()
-    with redis_server(tmp_path / "other") as other:
+    with served("redis", tmp_path / "other") as other:
         async with proxy.serving() as url, pair(url) as (here, there):
             assert await there.bump("a") == 1
             waiting = asyncio.create_task(here.wait("b", 0))
@@ -372,7 +348,7 @@ def database_set_back(postgres: PostgresServer) -> Iterator[None]:
                 ),
                 *((kind, rows_deleted, 0.2, "", 0) for kind in ("redis", "postgresql", "nats")),
                 ("redis", flushed, TIMEOUT, "c", 0),
-                ("dump", older_dump, TIMEOUT, "", 40),
+                ("redis", older_dump, TIMEOUT, "", 40),
                 ("nats", purged, 0.5, "", 0),
                 ("nats", stream_deleted, 0.5, "", 0),
                 ("postgresql", table_dropped, 0.3, "", 0),
@@ -393,7 +369,8 @@ async def test_loss_ends_waits_in_a_new_epoch(
 ) -> None:
     """The loss is noticed by a resync, by a write to the key `written`, or by connecting again. The
     wait gets what is `kept`, or one more."""
-    with serving(kind, tmp_path) as server:
+    options = () if lose is older_dump else APPENDING
+    with served(kind, tmp_path, *options) as server:
         async with pair(server.url, resync=resync) as (here, there):
             losing = lose(server)
             assert await there.advance("a", 40) == 40

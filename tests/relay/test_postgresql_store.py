@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from helpers import Listener
 from loops import Runner
-from relay_waits import bumped, knows, set_timeout, until
+from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
-from purgatory import Ended, OperationTimeout, Purgatory, RelayUnavailable
-from purgatory.relay import Change, Relay, _postgresql
+from purgatory import OperationTimeout, Purgatory, RelayUnavailable
+from purgatory.relay import Change, Relay
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
-from purgatory.relay._postgresql_queries import FORGET, LOCK
 
 pytestmark = pytest.mark.slow
 
@@ -59,25 +59,6 @@ async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
         since, has_more = result.position, result.has_more
         keys += result.versions
     return keys, since
-
-
-async def test_abandoned_write_raises_perhaps_written(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        _postgresql, "LOCK_TIMEOUT", 0
-    )  # none, so that the attempt lasts as long as the row is locked
-    async with opened(postgres.url) as here, connected(postgres.url) as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        await here.bump("locked", connection=connection)
-        here._client.timeout = 0.5
-        failing = asyncio.create_task(here.bump("locked"))
-        await asyncio.sleep(0.0)  # the write itself has more time
-        here._client.timeout = TIMEOUT
-        with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
-            await failing
-        await transaction.rollback()
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -217,8 +198,8 @@ async def test_hint_for_attached_purgatory_costs_one_read(postgres: PostgresServ
         opened(postgres.url, prefix=prefix) as here,
         opened(postgres.url, prefix=prefix) as there,
     ):
-        checked: list[object] = []
-        purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
+        listener = Listener()
+        purgatory: Purgatory[Any] = Purgatory(observer=listener)
         here.attach(purgatory)
         receiving = [
             asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"]))
@@ -227,23 +208,10 @@ async def test_hint_for_attached_purgatory_costs_one_read(postgres: PostgresServ
         await until(lambda: purgatory.watched == 50)
         for number in range(50):
             await there.bump(f"key{number}")
-        await until(lambda: len({*checked}) == 50)
+        await until(lambda: len({key for key, *_ in listener.checks}) == 50)
         assert here._follower._probes <= 1  # the subscription's probe
         for task in receiving:
             task.cancel()
-
-
-class Checked:
-    """Records which keys were checked."""
-
-    def __init__(self, keys: list[object]) -> None:
-        self.keys = keys
-
-    def operation_ended(self, ended: Ended) -> None:
-        pass
-
-    def key_checked(self, key: object, tried: int, completed: int) -> None:
-        self.keys.append(key)
 
 
 async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> None:
@@ -263,41 +231,6 @@ async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> N
         assert await here.bump("a") == 1
         await until(lambda: here.statistics().received > received)
         assert here.statistics().received == received + 1
-
-
-async def test_keys_too_long_for_a_message_are_found(postgres: PostgresServer) -> None:
-    prefix = f"test{uuid4().hex[:8]}"
-    async with (
-        opened(postgres.url, prefix=prefix) as here,
-        opened(postgres.url, prefix=prefix) as there,
-    ):
-        keys = [f"{number:0512}" for number in range(50)]
-        waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
-        await knows(here, *keys)
-        await asyncio.gather(*(there.bump(key) for key in keys))
-        assert await asyncio.gather(*waits) == [1] * 50
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-async def test_strict_role_gets_no_number_twice(
-    postgres: PostgresServer, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_postgresql, "LOCK_TIMEOUT", int(TIMEOUT * 1_000))
-    role = level.replace(" ", "_")
-    postgres.run(f"CREATE ROLE {role} LOGIN SUPERUSER")
-    postgres.run(f"ALTER ROLE {role} SET default_transaction_isolation = '{level}'")
-    url = postgres.url.replace("tester", role)
-    async with opened(url) as here, connected(postgres.url) as connection:
-        assert await here.advance("a", 41) == 41
-        query = here._store._query  # type: ignore[attr-defined]
-        async with connection.transaction():
-            await connection.execute(query(LOCK))
-            bumping = asyncio.create_task(here.bump("a"))
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            while not await connection.fetchval(waiting):
-                await asyncio.sleep(0.01)
-            await connection.fetchval(query(FORGET), [b"a"], "0", 1)
-        assert await bumping == 42
 
 
 HOSTILE_SETTINGS = {
@@ -377,12 +310,10 @@ async def test_unsafe_transaction_of_the_caller_is_refused(
 async def test_delivery_in_a_transaction_counts_when_committed(
     postgres: PostgresServer, prefix: str
 ) -> None:
-    import asyncpg
-
-    connection = await asyncpg.connect(postgres.url)
     async with (
-        Relay(postgres.url, prefix=prefix, timeout=TIMEOUT) as here,
-        Relay(postgres.url, prefix=prefix, timeout=2.0) as there,
+        connected(postgres.url) as connection,
+        opened(postgres.url, prefix=prefix) as here,
+        opened(postgres.url, prefix=prefix, timeout=2.0) as there,
     ):
         receiving = asyncio.create_task(there.receive("a", TIMEOUT))
         await until(lambda: there.statistics().watched == 1)
@@ -404,24 +335,6 @@ async def test_delivery_in_a_transaction_counts_when_committed(
             assert not receiving.done() and not delivering.done()
         assert await receiving == b"kept"
         assert await delivering is False
-    await connection.close()
-
-
-async def test_locked_key_holds_no_other_delivery_up(postgres: PostgresServer, prefix: str) -> None:
-    import asyncpg
-
-    connection = await asyncpg.connect(postgres.url)
-    async with Relay(postgres.url, prefix=prefix, timeout=TIMEOUT) as relay:
-        transaction = connection.transaction()
-        await transaction.start()
-        assert await relay.deliver("a", b"", ttl=TIMEOUT, connection=connection)
-        locked = asyncio.create_task(relay.deliver("a", b"mine", ttl=TIMEOUT))
-        others = [relay.deliver(f"b{n}", b"", ttl=TIMEOUT) for n in range(50)]
-        assert all(await asyncio.gather(*others))
-        assert not locked.done()
-        await transaction.rollback()
-        assert await locked is True
-    await connection.close()
 
 
 # Behind a pooler
@@ -433,15 +346,10 @@ def servers() -> Iterator[tuple[PostgresServer, PgBouncer]]:
         yield servers
 
 
-async def connections(postgres: PostgresServer) -> int:
+def connections(postgres: PostgresServer) -> int:
     """The number of connections from relays to the server."""
-    connection: Any = await asyncpg.connect(postgres.url)
-    try:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
-        count: int = await connection.fetchval(query)
-        return count
-    finally:
-        await connection.close()
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+    return int(postgres.run(query))
 
 
 async def test_relay_takes_two_connections_and_releases_them(
@@ -455,34 +363,9 @@ async def test_relay_takes_two_connections_and_releases_them(
         waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(50)]
         await asyncio.gather(*(there.bump(f"key{number}") for number in range(50)))
         await asyncio.gather(*waits)
-        assert await connections(postgres) == 4
+        assert connections(postgres) == 4
     async with opened(pooler.url):
-        assert await connections(postgres) <= 4  # returned connections are used again
-
-
-def test_settings_of_database_change_nothing_behind_pooler(
-    run: Runner, servers: tuple[PostgresServer, PgBouncer]
-) -> None:
-    postgres, pooler = servers
-    settings = ["default_transaction_isolation", "default_transaction_read_only"]
-
-    async def main() -> None:
-        async with opened(pooler.url) as relay:
-            connection = relay._store._writer._connection  # type: ignore[attr-defined]
-            shown = [await connection.fetchval(f"SHOW {name}") for name in settings]
-            assert shown == ["read committed", "off"]
-            assert await relay.bump("settings") == 1
-
-    for name, value in zip(settings, ("serializable", "on"), strict=True):
-        postgres.run(f"ALTER DATABASE postgres SET {name} = '{value}'")
-    try:
-        pooler.kill()  # its connections to the server have the old settings
-        pooler.start()
-        run(main)
-    finally:
-        postgres.run("SET transaction_read_only = off; ALTER DATABASE postgres RESET ALL")
-        pooler.kill()
-        pooler.start()
+        assert connections(postgres) <= 4  # returned connections are used again
 
 
 @pytest.mark.parametrize("mode", ["session", "transaction", "statement"])
@@ -512,23 +395,3 @@ def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) 
 
     with pgbouncer(mode) as servers:
         run(lambda: main(*servers))
-
-
-async def test_waits_outlive_a_pooler_that_is_killed(
-    servers: tuple[PostgresServer, PgBouncer], prefix: str
-) -> None:
-    pooler = servers[1]
-    async with (
-        opened(pooler.url, prefix=prefix) as here,
-        opened(pooler.url, prefix=prefix) as there,
-    ):
-        seen = await there.bump("a")
-        waiting = asyncio.create_task(here.wait("a", seen))
-        await knows(here, "a")
-        epoch = here.epoch
-        pooler.kill()
-        await until(lambda: not here.statistics().is_connected)
-        await asyncio.to_thread(pooler.start)
-        assert await bumped(there, "a") > seen
-        assert await waiting > seen
-        assert here.epoch == epoch

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Report, Runner
 from ports import free_port
-from relay_waits import knows, until
+from relay_waits import knows, recorded, set_timeout, until
 from servers import TIMEOUT, on_both_loops
 from stub_store import StubStore
 
 from purgatory import (
     DelayedOperation,
-    Ended,
     OperationCancelled,
     OperationTimeout,
     Purgatory,
@@ -29,9 +28,8 @@ from purgatory import (
     RelayUnavailable,
     WrongLoop,
 )
-from purgatory.relay import Change, ChangeMessage, ReadResult, Relay
+from purgatory.relay import Relay
 from purgatory.relay._forgetting import SAMPLES, Samples, horizon
-from purgatory.relay._store import open_store
 
 # Waits and writes
 
@@ -85,27 +83,6 @@ async def test_each_wait_gets_what_there_is(relay: Callable[..., Relay], is_foll
             assert await there.bump("a") == await other == 8
 
 
-async def test_seen_beyond_current_ends_only_its_wait(file_relay: Callable[..., Relay]) -> None:
-    ended: list[Ended] = []
-
-    class Observer:
-        def operation_ended(self, operation: Ended) -> None:
-            ended.append(operation)
-
-        def key_checked(self, key: object, tried: int, completed: int) -> None: ...
-
-    async with file_relay(observer=Observer()) as here:
-        assert await here.bump("a") == 1
-        waits = [asyncio.create_task(here.wait("a", 1)) for _ in range(100)]
-        await knows(here, "a")
-        for _ in range(5):
-            assert await here.wait("a", 1000) == 1
-        assert len(ended) == 5
-        assert not any(wait.done() for wait in waits)
-        assert await here.bump("a") == 2
-        assert await asyncio.gather(*waits) == [2] * 100
-
-
 @on_both_loops
 async def test_wait_beyond_fresh_write_of_another_process_continues(
     relay: Callable[..., Relay],
@@ -147,40 +124,21 @@ async def test_wait_for_unknown_epoch_continues(relay: Callable[..., Relay]) -> 
             await here.wait("a", 2, 0.01, epoch=here.epoch)
 
 
-class RecordingStore:
-    """Passes calls on to another store, and records its reads and writes."""
-
-    def __init__(self, store: Any) -> None:
-        self._store, self.address = store, store.address
-        self.reads: list[tuple[tuple[str, ...], int | None]] = []
-        self.writes: list[list[Change]] = []
-        self.open, self.close, self.listen = store.open, store.close, store.listen
-        self.renew, self.send = store.renew, store.send
-
-    async def read(self, keys: tuple[str, ...], since: int | None) -> ReadResult:
-        self.reads.append((tuple(keys), since))
-        return await self._store.read(keys, since)
-
-    async def write(self, changes: list[Change], connection: Any = None) -> ChangeMessage:
-        self.writes.append(list(changes))
-        return await self._store.write(changes, connection)
-
-
 async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path: Path) -> None:
-    store = RecordingStore(open_store(f"file://{tmp_path}", "test"))
-    async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
-        store.reads.clear()
+    url = f"file://{tmp_path}"
+    async with Relay(url) as here, Relay(url) as there:
+        reads, writes = (recorded(here._store, name) for name in ("read", "write"))
         waits = [asyncio.create_task(here.wait(f"key{n % 40}", 0, TIMEOUT)) for n in range(400)]
-        await until(lambda: bool(store.reads))
+        await until(lambda: bool(reads))
         await asyncio.sleep(0.05)
-        assert len(store.reads) <= 2
+        assert len(reads) <= 2
         bumps = [
             *(here.bump("a") for _ in range(5)),
             here.advance("a", 10),
             *(here.bump(f"key{n}") for n in range(40)),
         ]
         assert (await asyncio.gather(*bumps))[:6] == [11, 12, 13, 14, 15, 15]
-        [changes] = store.writes
+        [changes] = writes
         assert changes[0] == ("a", 10, 5)
         assert len(changes) == 41
         assert await asyncio.gather(*waits) == [1] * 400
@@ -188,18 +146,19 @@ async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path: Path) 
         assert here.statistics().sent == 41
 
 
-@on_both_loops
-async def test_ten_thousand_transient_keys_leave_no_state(file_relay: Callable[..., Relay]) -> None:
-    async with file_relay() as here:
-        waits = [asyncio.create_task(here.wait(f"key{n}", 0, TIMEOUT)) for n in range(10_000)]
-        await asyncio.sleep(0)
-        for number in range(0, 10_000, 2):
-            waits[number].cancel()
-        await asyncio.gather(*(here.bump(f"key{number}") for number in range(1, 10_000, 2)))
-        assert await asyncio.gather(*waits[1::2]) == [1] * 5_000
-        await asyncio.gather(*waits, return_exceptions=True)
-        assert here.statistics().watched == here.thresholds.statistics().keys == 0
-        assert not here._follower._keys_to_read
+@pytest.mark.parametrize("letter", ["ü", "\x01", "a"])
+async def test_changes_of_large_keys_arrive_at_once(
+    relay: Callable[..., Relay], caplog: pytest.LogCaptureFixture, letter: str
+) -> None:
+    """They exceed a message of each store."""
+    size = 512 // len(letter.encode())
+    keys = [f"{number:02}".ljust(size - 2, letter) for number in range(100)]
+    async with relay() as here, relay() as there:
+        waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
+        await knows(here, *keys)
+        assert await asyncio.gather(*(there.bump(key) for key in keys)) == [1] * 100
+        assert await asyncio.gather(*waits) == [1] * 100
+    assert "not a message" not in caplog.text
 
 
 # Attached purgatories
@@ -288,25 +247,32 @@ def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., 
 @on_both_loops
 async def test_relay_is_used_while_open_on_its_loop(file_relay: Callable[..., Relay]) -> None:
     here = file_relay()
-    unopened = r"cannot bump 'a': the relay at file:///.* is not open: use it in `async with`"
-    with pytest.raises(RuntimeError, match=unopened):
-        await here.bump("a")
+
+    def calls() -> list[Any]:
+        versions = [here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")]
+        return [*versions, here.receive("a"), here.deliver("a", b"", ttl=1)]
+
+    unopened = r"cannot .* 'a': the relay at file:///.* is not open: use it in `async with`"
+    for call in calls():
+        with pytest.raises(RuntimeError, match=unopened):
+            await call
     with pytest.raises(RuntimeError, match=r"not known: the relay is not open: use it in"):
         here.epoch  # noqa: B018
     async with here:
         with pytest.raises(RuntimeError, match=r"open already"):
             await here.__aenter__()
-        with pytest.raises(WrongLoop, match=r"cannot bump 'a'"):
-            await asyncio.to_thread(asyncio.run, here.bump("a"))
+        for call in (here.bump("a"), here.receive("a")):
+            with pytest.raises(WrongLoop, match=r"cannot (bump|receive) 'a'"):
+                await asyncio.to_thread(asyncio.run, call)
         with pytest.raises(WrongLoop, match=r"cannot close the relay"):
             await asyncio.to_thread(asyncio.run, here.aclose())
         assert await here.bump("a") == 1
-        waiting = asyncio.create_task(here.wait("a", 1))
-        await until(lambda: here.statistics().watched == 1)
-    with pytest.raises(OperationCancelled):
-        await waiting
+        waits = [asyncio.create_task(call) for call in (here.wait("a", 1), here.receive("a"))]
+        await until(lambda: here.statistics().watched == 2)
+    outcomes = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 2
     await here.aclose()
-    for call in (here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")):
+    for call in calls():
         with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
             await call
     gc.collect()
@@ -353,6 +319,13 @@ def test_wait_with_closed_loop_stays_silent() -> None:
     waiting.close()
 
 
+async def test_unanswered_write_is_reported_as_perhaps_made() -> None:
+    async with Relay(StubStore(), timeout=TIMEOUT) as relay:
+        await set_timeout(relay, 0.2)
+        with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
+            await relay.bump("a")
+
+
 async def test_a_made_up_probe_changes_nothing() -> None:
     store = StubStore()
     async with Relay(store) as relay:
@@ -363,7 +336,7 @@ async def test_a_made_up_probe_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-@pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "nats"])
 async def test_unavailable_store_is_reported_within_timeout(
     monkeypatch: pytest.MonkeyPatch, scheme: str, answers: bool
 ) -> None:
