@@ -316,12 +316,9 @@ async def test_plain_function_in_thread_answers_waiters(framework):
 @on_asyncio
 async def test_loop_method_in_thread_names_threadsafe_one():
     jobs, offsets = Purgatory[Any](), ThresholdPurgatory[str, int]()
-    waiting = [
-        asyncio.create_task(jobs.wait_for(lambda: None, ["job"])),
-        asyncio.create_task(offsets.wait("topic", 1)),
-    ]
+    waits = [asyncio.create_task(wait) for wait in (jobs.receive("job"), offsets.wait("topic", 1))]
     await asyncio.sleep(0)
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
+    for method, arguments, expected in (
         (
             jobs.check_and_complete,
             ("job",),
@@ -329,13 +326,12 @@ async def test_loop_method_in_thread_names_threadsafe_one():
         ),
         (jobs.deliver, ("job", 1), "cannot deliver to 'job': .* call deliver_threadsafe$"),
         (offsets.advance, ("topic", 1), "cannot advance 'topic': .* call advance_threadsafe$"),
-    ]
-    for method, arguments, expected in calls:
+    ):
         with pytest.raises(WrongLoop, match=expected):
             await asyncio.to_thread(method, *arguments)
-    for task in waiting:
+    for task in waits:
         task.cancel()
-    await asyncio.wait(waiting)
+    await asyncio.wait(waits)
 
 
 @on_asyncio

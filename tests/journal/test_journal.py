@@ -594,13 +594,13 @@ def test_forked_children_have_runs_of_their_own(tmp_path, program):
     assert "rror" not in done.stderr
 
 
-@on_virtual_time
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_reentered_journal_begins_a_new_run(tmp_path, at_noon, caplog, is_async):
+def test_reentered_journal_begins_a_new_run(run, tmp_path, caplog, is_async):
     journal = Journal(tmp_path)
-    runs = []
-    for _ in range(3):
-        purgatory = Purgatory("letters", observer=journal)
+    module_level, runs = Purgatory("letters", observer=journal), []
+
+    async def lifespan() -> None:
+        purgatory = module_level if is_async else Purgatory("letters", observer=journal)
         if is_async:
             async with journal, purgatory:
                 purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
@@ -608,26 +608,15 @@ async def test_reentered_journal_begins_a_new_run(tmp_path, at_noon, caplog, is_
             with journal:
                 async with purgatory:
                     purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+
+    for _ in range(3):
+        run(lifespan)
         statistics = journal.statistics()
         assert (statistics.written, statistics.dropped, statistics.lost) == (1, 0, 0)
         runs.append(statistics.run_id)
     assert len(set(runs)) == 3
     assert sorted(row["run_id"] for row in read(tmp_path)) == sorted(runs)
     assert not caplog.records
-
-
-def test_module_level_journal_records_several_loops(run, tmp_path):
-    journal = Journal(tmp_path)
-    purgatory: Purgatory[Any] = Purgatory("letters", observer=journal)
-
-    async def lifespan() -> None:
-        async with journal, purgatory:
-            purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
-            purgatory.check_and_complete("key")
-
-    for _ in range(2):
-        run(lifespan)
-    assert len({row["run_id"] for row in read(tmp_path)}) == len(read(tmp_path)) == 2
 
 
 @on_virtual_time
