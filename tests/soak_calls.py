@@ -1,4 +1,4 @@
-"""The calls that `soak` repeats: each public call that waits, ends a wait or limits a wait, with
+"""The calls that `test_soak` repeats: each public call that waits, ends a wait or limits a wait, with
 each of its possible ends.
 
 Each entry of `CALLS` is called once with a `World`, and returns a cycle: a coroutine function of
@@ -8,7 +8,6 @@ new in each cycle, so that leftovers of a key show.
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -30,7 +29,6 @@ from purgatory import (
     WheelTimer,
 )
 from purgatory.asgi import Ending
-from purgatory.journal import Journal
 
 Cycle = Callable[[int], Coroutine[Any, Any, None]]
 CANCELLED, WELL = asyncio.CancelledError, type(None)
@@ -96,9 +94,7 @@ class Flag(DelayedOperation[int]):
 
 
 def check(is_so: object) -> None:
-    """An assertion that holds under ``-O`` as well."""
-    if not is_so:
-        raise AssertionError("a call of the soak had a wrong result")
+    assert is_so, "a call of the soak had a wrong result"
 
 
 async def end(task: "asyncio.Task[Any]", kind: type) -> None:
@@ -360,19 +356,6 @@ async def _(world: World, _: int) -> None:
     check(answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"])
 
 
-@call("Journal, as observer")
-async def _(world: World, number: int) -> None:
-    if not hasattr(world, "journalled"):
-        directory = world.enter_context(tempfile.TemporaryDirectory())
-        journal = world.enter_context(Journal(directory, file_seconds=0.25))
-        world.journalled = Purgatory(observer=journal)
-    operation = Flag(world, number)
-    world.journalled.try_complete_else_watch(operation, [number])
-    world.ready = {number} if number % 2 else set()
-    world.journalled.check_and_complete(number)
-    operation.cancel()
-
-
 COLLECTED = {
     "aclose, new purgatories each time",
     *(name for name in CALLS if name.endswith("its hook raises")),
@@ -380,6 +363,3 @@ COLLECTED = {
 """Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts
 refer to each other, or an operation with a failed hook, to which the exception's traceback
 refers."""
-
-BUFFERED = {"Journal, as observer"}
-"""Calls with a thread that may run late: a varying, bounded number of rows waits in memory."""

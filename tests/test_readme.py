@@ -10,12 +10,15 @@ import sys
 from codeop import CommandCompiler
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx2
 import pytest
 from readme_blocks import ROOT, blocks, parse, session
 
+import purgatory
+import purgatory.relay
 from purgatory import OperationTimeout
 
 README = ROOT / "README.md"
@@ -133,34 +136,54 @@ def test_first_example_works_in_repl() -> None:
     assert (pending, printed) == ([], ["ready"])
 
 
+def passes_its_tests(folder: Path, program: Callable[..., Any]) -> None:
+    """Runs the tests in a folder, of which one has three parameters."""
+    tests = "".join(file.read_text("utf-8") for file in folder.rglob("test_*.py"))
+    count = len(re.findall(r"^ *(?:async )?def test_", tests, re.MULTILINE))
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
+    options += ["--import-mode=importlib", "-o", "asyncio_default_fixture_loop_scope=function"]
+    done = program("-m", "pytest", *options, "-o", "pythonpath=. modules", cwd=folder)
+    assert f"\n{count + 2} passed" in done.stdout
+
+
 def test_the_tests_on_the_page_about_testing_pass(
     tmp_path: Path, program: Callable[..., Any]
 ) -> None:
-    tests = 0
-    for number, chapter in enumerate(
-        re.split(r"^## .*$", TESTING.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    ):
+    chapters = re.split(r"^## .*$", TESTING.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for number, chapter in enumerate(chapters):
         for block in parse(chapter, "python"):
             if name := FILE.match(block.text):
                 is_test = name[1].startswith(("test_", "conftest"))
                 file = tmp_path / (f"chapter{number}" if is_test else "modules") / name[1]
                 file.parent.mkdir(exist_ok=True)
                 file.write_text(block.text, encoding="utf-8")
-                tests += block.text.count("def test_")
-    options = (
-        "-q",
-        "-W",
-        "error",
-        "-p",
-        "no:cacheprovider",
-        "--import-mode=importlib",
-        "-o",
-        "pythonpath=modules",
-    )
-    done = program(
-        "-m", "pytest", *options, "-o", "asyncio_default_fixture_loop_scope=function", cwd=tmp_path
-    )
-    assert f"\n{tests + 2} passed" in done.stdout  # one test has three parameters
+    passes_its_tests(tmp_path, program)
+
+
+@pytest.mark.slow
+def test_the_recipes_of_the_cookbook_pass_their_tests(
+    tmp_path: Path, program: Callable[..., Any]
+) -> None:
+    cookbook = ROOT / ".docs" / "cookbook"
+    for file in (cookbook / "tests").glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text("utf-8"), encoding="utf-8")
+    for page in sorted(cookbook.glob("*.md")):
+        for block in blocks(page, "python"):
+            name = FILE.match(block.text)
+            place = f"{page.name}, line {block.line}"
+            assert name is not None, f"{place}: the first line is to name the file"
+            file = tmp_path / name[1]
+            assert not file.exists(), f"{place}: another recipe has a file of this name"
+            file.write_text(block.text, encoding="utf-8")
+    passes_its_tests(tmp_path, program)
+
+
+@pytest.mark.parametrize("module", [purgatory, purgatory.relay], ids=lambda module: module.__name__)
+def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None:
+    name = module.__name__.rpartition(".")[2]
+    page = (ROOT / ".docs" / "pages" / "api" / f"{name}.md").read_text(encoding="utf-8")
+    named = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", page, re.MULTILINE)
+    assert sorted(named) == module.__all__
 
 
 @pytest.mark.parametrize("name", NAMES)
