@@ -27,14 +27,14 @@ def rule(peer: object, hosts: list[str], version: str = "1.1", header: str = "")
     [
         *(
             ("127.0.0.1", host)
-            for host in (
+            for host in [
                 "localhost",
                 "LOCALHOST:80",
                 "127.0.0.1:65535",
                 "127.9.8.7",
                 "[::1]",
                 "[::1]:8000",
-            )
+            ]
         ),
         *((peer, "localhost:8000") for peer in ("127.8.9.1", "::1", "::ffff:127.0.0.1")),
     ],

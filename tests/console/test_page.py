@@ -92,10 +92,9 @@ async def test_redirect_to_the_folder_keeps_the_query():
     app = console(authorize=lambda scope: query_parameter(scope, "token") == "a b")
     answer = await ask(app, "/purgatory", root_path="/purgatory", query=b"token=a%20b&x=%C3%A9")
     assert (answer.status, answer.headers["location"]) == (307, "./purgatory/?token=a%20b&x=%C3%A9")
-    assert (
-        await ask(app, "/purgatory/state", root_path="/purgatory", query=b"token=a+b")
-    ).status == 200
-    assert (await ask(app, "/purgatory/state", root_path="/purgatory")).status == 403
+    for query, status in ((b"token=a+b", 200), (b"", 403)):
+        answer = await ask(app, "/purgatory/state", root_path="/purgatory", query=query)
+        assert answer.status == status
 
 
 @on_virtual_time
@@ -110,14 +109,13 @@ async def test_authorize_alone_decides(is_async):
 
     app = console(authorize=may_later if is_async else may)
     elsewhere = {"host": "example.com", "x-forwarded-for": "192.0.2.1"}
-    assert (
-        await ask(app, "/", {**elsewhere, "x-user": "operator"}, client="192.0.2.1")
-    ).status == 200
-    assert (
-        await ask(app, "/state", {**elsewhere, "x-user": "operator"}, client="192.0.2.1")
-    ).status == 200
-    assert (await ask(app, "/", elsewhere, client="192.0.2.1")).status == 403
-    assert (await ask(app, "/", LOCAL)).status == (await ask(app, "/state", LOCAL)).status == 403
+    for path in ("/", "/state"):
+        for headers, client, status in (
+            (elsewhere | {"x-user": "operator"}, "192.0.2.1", 200),
+            (elsewhere, "192.0.2.1", 403),
+            (LOCAL, "127.0.0.1", 403),
+        ):
+            assert (await ask(app, path, headers, client=client)).status == status
 
 
 @on_virtual_time
@@ -134,34 +132,20 @@ async def test_who_cannot_decide_lets_nobody_in():
 @on_virtual_time
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense"])
 async def test_cross_site_requests_are_refused(site):
-    assert (await ask(console(), "/state", {**LOCAL, "sec-fetch-site": site})).status == 403
-    assert (
-        await ask(console(), "/", {**LOCAL, "sec-fetch-site": site})
-    ).status == 200  # a link leads there
-    for own in ("same-origin", "none"):
-        assert (await ask(console(), "/state", {**LOCAL, "sec-fetch-site": own})).status == 200
+    # A link leads to the page itself.
+    for path, value, status in (
+        ("/state", site, 403), ("/", site, 200), ("/state", "same-origin", 200), ("/state", "none", 200)
+    ):  # fmt: skip
+        assert (await ask(console(), path, LOCAL | {"sec-fetch-site": value})).status == status
 
 
 @on_virtual_time
 async def test_websockets_are_refused():
-    app, sent = console(), []
-
-    async def send(message):
-        sent.append(message)
-
-    messages = iter([{"type": "websocket.connect"}])
-
-    async def receive():
-        return next(messages)
-
-    scope = {
-        "type": "websocket",
-        "path": "/state",
-        "headers": [(b"host", b"localhost")],
-        "client": ("127.0.0.1", 5),
-    }
-    await app(scope, receive, send)
-    assert sent == [{"type": "websocket.close", "code": 1008}]
+    received, sent = asyncio.Queue(), asyncio.Queue()
+    received.put_nowait({"type": "websocket.connect"})
+    local = {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 5)}
+    await console()({"type": "websocket", "path": "/state", **local}, received.get, sent.put)
+    assert sent.get_nowait() == {"type": "websocket.close", "code": 1008} and sent.empty()
 
 
 # -- answers
@@ -178,11 +162,8 @@ async def test_each_page_has_its_own_nonce():
             f'<style nonce="{nonce}">',
             f'<script nonce="{nonce}">',
         ]
-        assert (
-            "default-src 'none'" in policy
-            and "frame-ancestors 'none'" in policy
-            and "unsafe" not in policy
-        )
+        assert {"default-src 'none'", "frame-ancestors 'none'"} <= {*policy.split("; ")}
+        assert "unsafe" not in policy
         nonces.add(nonce)
     assert len(nonces) == 3
 
@@ -191,17 +172,10 @@ async def test_each_page_has_its_own_nonce():
 async def test_the_page_asks_nobody_else_for_anything():
     page = (await ask(console())).content.decode()
     addresses = re.findall(r"""(?:src|href|url|fetch|import)\s*[=(]\s*["']?([^"'\s)>]+)""", page)
-    assert [
-        address
-        for address in addresses
-        if not address.startswith(("data:", "state", "worker", "`#"))
-    ] == []
-    assert (
-        "innerHTML" not in page
-        and "insertAdjacentHTML" not in page
-        and "document.write" not in page
-    )
-    assert "localStorage" not in page and "cookie" not in page
+    own = ("data:", "state", "worker", "`#")
+    assert [address for address in addresses if not address.startswith(own)] == []
+    words = ("innerHTML", "insertAdjacentHTML", "document.write", "localStorage", "cookie")
+    assert [word for word in words if word in page] == []
 
 
 @on_virtual_time
@@ -240,11 +214,8 @@ async def test_answers_forbid_caching_framing_and_sharing(method, path, status):
 async def test_it_may_be_mounted_under_any_prefix(prefix):
     bare = prefix.rstrip("/")
     app = console()
-    assert (await ask(app, f"{bare}/", root_path=prefix)).status == 200
-    assert (await ask(app, f"{bare}/state", root_path=prefix)).status == 200
-    assert (
-        await ask(app, "/state", root_path=prefix)
-    ).status == 200  # by servers that take the prefix off
+    for path in (f"{bare}/", f"{bare}/state", "/state"):  # some servers take the prefix off
+        assert (await ask(app, path, root_path=prefix)).status == 200
     answer = await ask(app, bare, root_path=prefix)
     assert answer.status == 307
     folder = {"/purgatory": "purgatory", "/a/b": "b", "/a b/ü": "%C3%BC"}[bare]
@@ -285,37 +256,21 @@ async def test_state_has_pending_ended_and_missed():
         versions.advance("a", 1)
         await asyncio.gather(waiting, missed)
     about, thresholds = state["purgatories"]
-    assert (
-        about["name"],
-        about["pending"],
-        about["expired"],
-        about["completed"],
-        about["missed"],
-    ) == ("jobs", 4, 1, 1, 1)
-    assert about["lookedAt"] == 4
+    counts = {"pending": 4, "expired": 1, "completed": 1, "missed": 1, "lookedAt": 4}
+    assert about.items() >= {"name": "jobs", **counts}.items()
     assert about["oldest"][0] == {
-        "kind": "Fetch",
-        "keys": ["'news'", "1"],
-        "moreKeys": 0,
-        "count": 1,
-        "waited": 1.25,
-        "left": 28.75,
-    }
+        "kind": "Fetch", "keys": ["'news'", "1"], "moreKeys": 0, "count": 1, "waited": 1.25, "left": 28.75
+    }  # fmt: skip
     assert about["hottest"][0] == {"key": "'news'", "waiting": 4}
     assert [(each["keys"], each["timeout"], each["ago"]) for each in about["missedLast"]] == [
         (["'forgotten'"], 1, 0.25)
     ]
     [fetch] = [kind for kind in about["kinds"] if kind["kind"] == "Fetch"]
-    assert (
-        fetch["outcomes"] == {"expired: deadline": 1}
-        and sum(fetch["waits"]["expired"]["counts"]) == 1
-    )
+    assert fetch["outcomes"] == {"expired: deadline": 1}
+    assert sum(fetch["waits"]["expired"]["counts"]) == 1
     assert fetch["lateness"]["bounds"][-1] is None
-    assert (thresholds["name"], thresholds["pending"], thresholds["isThreshold"]) == (
-        "versions",
-        1,
-        True,
-    )
+    expected = {"name": "versions", "pending": 1, "isThreshold": True}
+    assert thresholds.items() >= expected.items()
     assert thresholds["hottest"] == [{"key": "'a'", "value": None, "threshold": "1", "waiting": 1}]
     [wait] = thresholds["oldest"]
     assert wait == {
@@ -447,16 +402,8 @@ class Relay:
         return [Worker(f"id{number}", about, 2.0) for number, about in enumerate(self.others)]
 
     def statistics(self):
-        return RelayStatistics(
-            is_connected=False,
-            since=2.0,
-            received=5,
-            sent=4,
-            resyncs=3,
-            healed=2,
-            epochs=1,
-            watched=6,
-        )
+        counts = {"received": 5, "sent": 4, "resyncs": 3, "healed": 2, "epochs": 1, "watched": 6}
+        return RelayStatistics(is_connected=False, since=2.0, **counts)
 
 
 @on_virtual_time
@@ -502,26 +449,15 @@ async def test_relay_waits_are_shown_after_reopening(tmp_path):
 async def test_worker_announces_counts_without_names():
     relay, address = Relay(), "https://example.com/purgatory/"
     async with Purgatory("private name") as jobs:
-        console(
-            jobs,
-            ThresholdPurgatory("private, too"),
-            polls=LongPolls(),
-            relay=relay,
-            address=address,
-        )
+        shown = (jobs, ThresholdPurgatory("private, too"))
+        console(*shown, polls=LongPolls(), relay=relay, address=address)
         for number in range(3):
             jobs.try_complete_else_watch(Fetch(30), [f"private{number}"])
         about = relay.about()
         jobs.cancel_for_key("private1")
         assert relay.about()["pending"] == 2
-    assert about == {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "began": about["began"],
-        "pending": 3,
-        "polls": 0,
-        "address": address,
-    }
+    own = {"pid": os.getpid(), "host": socket.gethostname(), "began": about["began"]}
+    assert about == own | {"pending": 3, "polls": 0, "address": address}
 
 
 @on_virtual_time
@@ -567,9 +503,7 @@ async def test_page_with_a_version_gets_the_next():
         assert len(state["history"]) == 10  # the missed rows, and no more
         state, _ = await state_of(app, '"another-7"')
         assert len(state["history"]) == 14
-        state, _ = await state_of(
-            app, f'"another-7", {tag}'
-        )  # of all workers that the page has met
+        state, _ = await state_of(app, f'"another-7", {tag}')  # of all workers that it has met
         assert len(state["history"]) == 10
 
 
@@ -625,22 +559,20 @@ async def test_page_beyond_max_pages_is_refused():
     app = console(Purgatory(), max_pages=1000)
     _, tag = await state_of(app)
     headers = {**LOCAL, "if-none-match": tag}
-    open_pages = [
-        Request(app, headers=headers, path="/state", host="127.0.0.1") for _ in range(1000)
-    ]
+    page = {"headers": headers, "path": "/state", "host": "127.0.0.1"}
+    open_pages = [Request(app, **page) for _ in range(1000)]
     await asyncio.sleep(0.1)
     refused = await ask(app, "/state", headers)
     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
     for request in open_pages[:10]:
         request.leave()
     await asyncio.sleep(0.1)
-    another = Request(app, headers=headers, path="/state", host="127.0.0.1")
+    another = Request(app, **page)
     await asyncio.gather(*(request.task for request in open_pages), another.task)
     assert [request.answer for request in open_pages[:10]] == [[]] * 10
     assert {request.status for request in [*open_pages[10:], another]} == {200}
-    assert (
-        len({id(request.answer[1]["body"]) for request in open_pages[10:]}) == 1
-    )  # made once, for all
+    bodies = {id(request.answer[1]["body"]) for request in open_pages[10:]}
+    assert len(bodies) == 1  # made once, for all
 
 
 @on_virtual_time

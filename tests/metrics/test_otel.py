@@ -60,14 +60,8 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
     polls.endings[Ending.GONE] += 2
     versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
     async with Purgatory("jobs", observer=meter) as jobs, Relay(f"file://{tmp_path}") as relay:
-        observe(
-            meter,
-            purgatories=jobs,
-            thresholds=[versions],
-            polls=polls,
-            relay=relay,
-            meter_provider=reader.provider,
-        )
+        shown = {"purgatories": jobs, "thresholds": [versions], "polls": polls, "relay": relay}
+        observe(meter, **shown, meter_provider=reader.provider)
         versions.advance("orders", 1)
         for number in range(3):
             operation = Probe(50)
@@ -106,14 +100,8 @@ async def test_lateness_is_exported_by_bucket(reader):
         observe(meter, meter_provider=reader.provider)
         jobs.try_complete_else_watch(Probe(5), ["key"])
         await asyncio.sleep(6)
-    assert (
-        sum(
-            value
-            for name, value in numbers(reader).items()
-            if name[0] == "purgatory.lateness.operations"
-        )
-        == 1
-    )
+    found = numbers(reader).items()
+    assert sum(value for (name, *_), value in found if name == "purgatory.lateness.operations") == 1
     with pytest.raises(TypeError, match="meter must be a Meter"):
         observe(None, meter_provider=reader.provider)
 
@@ -161,16 +149,11 @@ async def test_expired_wait_has_no_link(provider, exporter, reports):
     assert expired.attributes["purgatory.outcome"] == "expired" and not expired.links
     assert at_once.attributes["purgatory.cause"] == "first try"
     assert failed.status.status_code.name == "ERROR" and failed.events[0].name == "exception"
-    assert (
-        cancelled.attributes["purgatory.outcome"] == "cancelled"
-        and "purgatory.timeout" not in cancelled.attributes
-    )
-    assert not (at_once.links or failed.links or cancelled.links), (
-        "what its own request has ended needs no link to it"
-    )
-    assert all(
-        "purgatory.keys" not in span.attributes for span in (expired, at_once, failed, cancelled)
-    )
+    assert cancelled.attributes["purgatory.outcome"] == "cancelled"
+    assert "purgatory.timeout" not in cancelled.attributes
+    assert not (at_once.links or failed.links or cancelled.links)  # their own request's ends
+    for span in (expired, at_once, failed, cancelled):
+        assert "purgatory.keys" not in span.attributes
     assert spans._waiting == {}
 
 

@@ -4,6 +4,7 @@ rules."""
 import asyncio
 import re
 import urllib.request
+from collections import Counter, defaultdict
 from math import inf
 
 import pytest
@@ -37,16 +38,10 @@ async def scraped(tmp_path, read):
         Purgatory("jobs") as more_jobs,
         Relay(f"file://{tmp_path}") as relay,
     ):
-        registry.register(
-            collector(
-                meter,
-                purgatories=[orders, jobs, more_jobs],
-                thresholds=versions,
-                polls=polls,
-                relay=relay,
-            )
-        )
-        for purgatory in (orders, jobs, more_jobs):
+        purgatories = [orders, jobs, more_jobs]
+        shown = {"thresholds": versions, "polls": polls, "relay": relay}
+        registry.register(collector(meter, purgatories=purgatories, **shown))
+        for purgatory in purgatories:
             for key in ("private", "secret"):
                 purgatory.try_complete_else_watch(Probe(5), [key, "other"])
         versions.advance("private", 7)
@@ -124,15 +119,11 @@ async def test_the_names_follow_the_rules_of_promtool(tmp_path):
             assert set(sample.labels) <= {"purgatory", "kind", "outcome", "cause", "ending", "le"}
         if type_ == "histogram":
             assert name.endswith(UNITS)
-            for labels in {
-                tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))
-                for s in family.samples
-            }:
-                mine = [
-                    s
-                    for s in family.samples
-                    if labels == tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))
-                ]
+            by_labels = defaultdict(list)
+            for sample in family.samples:
+                labels = frozenset(sample.labels.items() - {("le", sample.labels.get("le"))})
+                by_labels[labels].append(sample)
+            for mine in by_labels.values():
                 buckets = [s.value for s in mine if s.name.endswith("_bucket")]
                 assert buckets == sorted(buckets)
                 [count] = [s.value for s in mine if s.name.endswith("_count")]
@@ -155,9 +146,8 @@ async def test_scrapes_on_another_thread_are_exact():
         try:
             url = f"http://127.0.0.1:{server.server_port}/metrics"
             for number in range(3):
-                reading = asyncio.create_task(
-                    asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
-                )
+                read = asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+                reading = asyncio.create_task(read)
                 while not reading.done():
                     operation = Probe(5)
                     jobs.try_complete_else_watch(operation, [number])
@@ -165,14 +155,10 @@ async def test_scrapes_on_another_thread_are_exact():
                     jobs.check_and_complete(number)
                     await asyncio.sleep(0)
                 counted = samples(parse(await reading))
-                assert (
-                    sum(
-                        value
-                        for name, value in counted.items()
-                        if name[0] == "purgatory_operations_total"
-                    )
-                    >= number
-                )
+                operations = [
+                    n for (name, *_), n in counted.items() if name.endswith("operations_total")
+                ]
+                assert sum(operations) >= number
         finally:
             await asyncio.to_thread(server.shutdown)
             server.server_close()
@@ -195,29 +181,12 @@ async def test_asgi_application_serves_the_same_text():
     meter, registry = Meter(), CollectorRegistry()
     async with Purgatory("jobs", observer=meter) as jobs:
         registry.register(collector(meter, purgatories=jobs))
-        sent = []
-
-        async def receive():
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/metrics",
-            "query_string": b"",
-            "headers": [],
-        }
-        await make_asgi_app(registry)(scope, receive, send)
-        assert sent[0]["status"] == 200
-        assert (
-            samples(parse(sent[1]["body"].decode()))[
-                "purgatory_pending_operations", ("purgatory", "jobs")
-            ]
-            == 0
-        )
+        request = Request(make_asgi_app(registry), path="/metrics")
+        request.body()
+        await request.done()
+        assert request.status == 200
+        shown = samples(parse(request.content.decode()))
+        assert shown["purgatory_pending_operations", ("purgatory", "jobs")] == 0
 
 
 def test_what_is_no_meter_is_refused():
@@ -239,15 +208,16 @@ async def test_a_sum_over_operations_counts_no_poll_twice():
 
     for _ in range(3):
         await Request(polls.middleware(answer)).done()
-    samples = [sample for metric in registry.collect() for sample in metric.samples]
-    total = {name: sum(each.value for each in samples if each.name == f"purgatory_{name}") for name in
-             ("operations_total", "poll_waits_total", "polls_total", "open_polls_limit")}  # fmt: skip
-    assert total == {
+    total: Counter[str] = Counter()
+    for sample in [sample for metric in registry.collect() for sample in metric.samples]:
+        total[sample.name] += sample.value
+    expected = {
         "operations_total": 3,
         "poll_waits_total": 3,
         "polls_total": 3,
         "open_polls_limit": 7,
     }
+    assert {name: total[f"purgatory_{name}"] for name in expected} == expected
 
 
 @on_asyncio

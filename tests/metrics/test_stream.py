@@ -9,42 +9,26 @@ from purgatory.asgi import console
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.metrics.prometheus import collector
 
+WATERMARK = 1_767_268_800.0
+
 
 def a_stream() -> StreamMeter:
     stream = StreamMeter("orders", registered=10, completed=5, expired=1, late=1)
-    stream.batch_ended(
-        rows=30,
-        seconds=1.5,
-        watermark=1_767_268_800.0,
-        state_rows=7,
-        state_bytes=4096,
-        registered=4,
-        completed=2,
-        late_signals=3,
-    )
-    stream.batch_ended(
-        rows=0, seconds=0.5, watermark=None, state_rows=6, state_bytes=2048, expired=1, late=1
-    )
+    size = {"state_rows": 7, "state_bytes": 4096}
+    ended = {"registered": 4, "completed": 2, "late_signals": 3}
+    stream.batch_ended(rows=30, seconds=1.5, watermark=WATERMARK, **size, **ended)
+    size = {"state_rows": 6, "state_bytes": 2048}
+    stream.batch_ended(rows=0, seconds=0.5, watermark=None, **size, expired=1, late=1)
     return stream
 
 
 def test_batches_are_added_to_what_was_there_before() -> None:
     now = a_stream().statistics()
 
-    assert (
-        now.registered,
-        now.completed,
-        now.expired,
-        now.late,
-        now.late_signals,
-        now.pending,
-    ) == (14, 7, 2, 2, 3, 3)
+    ended = (now.registered, now.completed, now.expired, now.late, now.late_signals, now.pending)
+    assert ended == (14, 7, 2, 2, 3, 3)
     assert (now.rows, now.batches, now.batch_rows, now.batch_seconds) == (30, 2, 0, 0.5)
-    assert (now.watermark, now.state_rows, now.state_bytes) == (
-        1_767_268_800.0,
-        6,
-        2048,
-    )  # the watermark stays
+    assert (now.watermark, now.state_rows, now.state_bytes) == (WATERMARK, 6, 2048)
 
 
 def test_prometheus_reads_a_stream() -> None:
@@ -54,32 +38,20 @@ def test_prometheus_reads_a_stream() -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"purgatory_stream_{name}", {"stream": "orders", **labels})
 
-    assert [
-        value("operations_total", outcome=outcome) for outcome in ("completed", "expired", "late")
-    ] == [7, 2, 2]
-    assert [
-        value(name)
-        for name in ("pending_operations", "late_signals_total", "rows_total", "batches_total")
-    ] == [
-        3,
-        3,
-        30,
-        2,
-    ]
-    assert [value(name) for name in ("batch_seconds", "state_rows", "state_bytes")] == [
-        0.5,
-        6,
-        2048,
-    ]
-    assert value("watermark_timestamp_seconds") == 1_767_268_800.0
-    assert value("running") == 1
+    outcomes = {"completed": 7, "expired": 2, "late": 2}
+    assert {each: value("operations_total", outcome=each) for each in outcomes} == outcomes
+    expected = {
+        "pending_operations": 3, "late_signals_total": 3, "rows_total": 30, "batches_total": 2,
+        "batch_seconds": 0.5, "state_rows": 6, "state_bytes": 2048,
+        "watermark_timestamp_seconds": WATERMARK, "running": 1,
+    }  # fmt: skip
+    assert {name: value(name) for name in expected} == expected
     stream.ended()
     assert value("running") == 0
 
 
 def test_stream_is_behind_once_something_is_due() -> None:
-    stream = a_stream()
-    watermark = 1_767_268_800.0
+    stream, watermark = a_stream(), WATERMARK
     assert stream.statistics().behind(watermark + 60) == 0
 
     stream.looked(next_due=watermark + 5, held_back_by="signals", silent_since=watermark, overdue=2)
@@ -89,7 +61,7 @@ def test_stream_is_behind_once_something_is_due() -> None:
 
 
 async def test_page_shows_a_stream() -> None:
-    stream, watermark = a_stream(), 1_767_268_800.0
+    stream, watermark = a_stream(), WATERMARK
     stream.looked(next_due=watermark, held_back_by="signals", silent_since=watermark, overdue=2)
     registry = CollectorRegistry()
     registry.register(collector(Meter(), stream=stream))

@@ -38,13 +38,10 @@ asyncio.run(main([int(port) for port in sys.argv[2:]], int(sys.argv[1])))
 @pytest.mark.slow
 def test_ports_of_workers_sum_up():
     ports = free_ports(3)
+    command = [sys.executable, "-c", WORKER]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(operations), *map(str, ports)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, str(operations), *map(str, ports)], **pipes, text=True)
         for operations in (3, 4)
     ]
     try:
@@ -52,14 +49,9 @@ def test_ports_of_workers_sum_up():
         assert len(set(taken)) == 2 and set(taken) <= set(ports)
         total = 0.0
         for port in taken:
-            text = (
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=200)
-                .read()
-                .decode()
-            )
-            [operations] = [
-                family for family in parse(text) if family.name == "purgatory_operations"
-            ]
+            url = f"http://127.0.0.1:{port}/metrics"
+            families = parse(urllib.request.urlopen(url, timeout=200).read().decode())
+            [operations] = [each for each in families if each.name == "purgatory_operations"]
             total += sum(sample.value for sample in operations.samples)
         assert total == 7
     finally:

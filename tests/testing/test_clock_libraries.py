@@ -18,12 +18,8 @@ class Objects:
     """One object of each kind."""
 
     def __init__(self):
-        self.purgatory, self.thresholds, self.timer = (
-            Purgatory(),
-            ThresholdPurgatory(),
-            WheelTimer(),
-        )
-        self.trackers = {}
+        self.purgatory, self.thresholds = Purgatory(), ThresholdPurgatory()
+        self.timer, self.trackers = WheelTimer(), {}
 
     async def expires(self, kind, delay):
         """Waits for a deadline; returns the loop's time."""
@@ -33,10 +29,8 @@ class Objects:
             self.timer.call_later(delay, due.set_result, None)
             await due
         elif kind == "tracker":
-            tracker = self.trackers.setdefault(
-                delay, IdleTracker(delay, lambda due: due.set_result(1))
-            )
-            tracker.touch(due)
+            new = IdleTracker(delay, lambda due: due.set_result(1))
+            self.trackers.setdefault(delay, new).touch(due)
             await due
         else:
             wait = {

@@ -1,7 +1,6 @@
 """The pytest plugin, alone and beside those that run coroutines, each time in a pytest of its
 own."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -18,36 +17,21 @@ def pytest_passes(
 ) -> int:
     """Run `tests` with our plugin and `plugins` alone, warnings as errors; return how many passed,
     or fail."""
-    settings = (
-        "asyncio_default_fixture_loop_scope = function"
-        if "pytest_asyncio.plugin" in plugins
-        else ""
-    )
-    (tmp_path / "pytest.ini").write_text(
-        f"[pytest]\nfilterwarnings = error\n{settings}\n", encoding="utf-8"
-    )
+    settings = "[pytest]\nfilterwarnings = error\n"
+    if "pytest_asyncio.plugin" in plugins:
+        settings += "asyncio_default_fixture_loop_scope = function\n"
+    (tmp_path / "pytest.ini").write_text(settings, encoding="utf-8")
     prelude = "import asyncio, sys\nimport pytest\nfrom purgatory.testing import VirtualTimeLoop\n"
     (tmp_path / "conftest.py").write_text(prelude + textwrap.dedent(conftest), encoding="utf-8")
     (tmp_path / "test_inner.py").write_text(prelude + textwrap.dedent(tests), encoding="utf-8")
     here = str(Path(purgatory.__file__).parents[1])
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "purgatory.testing.pytest_plugin"),
-            *itertools.chain.from_iterable(("-p", plugin) for plugin in plugins),
-            *options,
-        ],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTEST_ADDOPTS": "",
-            "PYTHONPATH": here,
-        },
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": here}
+    used = [
+        word for plugin in ("purgatory.testing.pytest_plugin", *plugins) for word in ("-p", plugin)
+    ]
+    command = [sys.executable, "-m", "pytest", "-q", *used, *options]
+    ran = {"cwd": tmp_path, "env": os.environ | settings, "capture_output": True, "text": True}
+    done = subprocess.run(command, **ran, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout.splitlines()[-1].split(" passed")[0])
 
@@ -80,6 +64,7 @@ HOOK = """
     def pytest_asyncio_loop_factories(config, item):
         return {"real_time": asyncio.SelectorEventLoop, "virtual_time": VirtualTimeLoop}
 """
+VIRTUAL_HOOK = HOOK.replace('"real_time": asyncio.SelectorEventLoop, ', "")
 POLICY = """
     class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
         def new_event_loop(self):
@@ -100,12 +85,7 @@ DEPRECATED = ("-W", "ignore::pytest.PytestDeprecationWarning", "-W", "ignore::De
 @pytest.mark.parametrize(
     ("plugin", "conftest", "mark", "options"),
     [
-        (
-            "pytest_asyncio",
-            HOOK.replace('"real_time": asyncio.SelectorEventLoop, ', ""),
-            "asyncio",
-            (),
-        ),
+        ("pytest_asyncio", VIRTUAL_HOOK, "asyncio", ()),
         ("pytest_asyncio", HOOK, 'asyncio(loop_factories=["virtual_time"])', ()),
         ("pytest_asyncio", POLICY, "asyncio", DEPRECATED),  # before it had the hook
         ("anyio", BACKEND, "anyio", ()),

@@ -23,14 +23,13 @@ from purgatory.top._drawing import cut, keys_of, screen
 
 
 def state(**more):
-    return {
-        "worker": {"id": "a", "pid": 7},
-        "history": [],
-        "purgatories": [],
-        "polls": None,
-        "relay": None,
-        **more,
-    }
+    nothing = {"history": [], "purgatories": [], "polls": None, "relay": None}
+    return {"worker": {"id": "a", "pid": 7}, **nothing, **more}
+
+
+def other(pid=1, **more):
+    """Another worker, as the page announces it."""
+    return {"pid": pid, "host": "vm", "pending": 1, "polls": 1, "address": None, **more}
 
 
 def lines_of(state, width=120, height=40, error="", now=0.0):
@@ -42,24 +41,9 @@ def lines_of(state, width=120, height=40, error="", now=0.0):
 
 
 def test_other_workers_are_listed_in_printable_text():
-    known = {
-        "pid": 12345,
-        "host": "db-1",
-        "began": 1.0,
-        "pending": 1234,
-        "polls": 5,
-        "address": "http://db-1:8000/purgatory/",
-        "ago": 1.0,
-    }
-    rude = {
-        "pid": None,
-        "host": "\x1b[2J\nworker",
-        "began": None,
-        "pending": None,
-        "polls": None,
-        "address": None,
-        "ago": 1.0,
-    }
+    address = "http://db-1:8000/purgatory/"
+    known = other(12345, host="db-1", pending=1234, polls=5, address=address)
+    rude = other(None, host="\x1b[2J\nworker", pending=None, polls=None)
     lines = lines_of(state(others=[rude, known]))
     assert [line.rstrip() for line in lines if line.startswith("worker")] == [
         "worker 12345 on db-1: 1234 pending, 5 polls: http://db-1:8000/purgatory/",
@@ -75,9 +59,8 @@ def test_other_workers_are_listed_in_printable_text():
 
 def test_control_characters_of_a_foreign_server_are_escaped():
     rude = "\x1b]0;title\x07"
-    other = dict.fromkeys(("pid", "host", "began", "pending", "polls", "address"), rude)
-    other |= {"pending": 1, "polls": 2}
-    lines = "".join(lines_of(state(worker={"id": "a", "pid": rude}, others=[other])))
+    others = [other(rude, host=rude, began=rude, address=rude)]
+    lines = "".join(lines_of(state(worker={"id": "a", "pid": rude}, others=others)))
     assert "\x1b" not in lines and lines.count("title") == 4
     assert keys_of({"keys": [rude], "moreKeys": 2}) == r"\x1b]0;title\x07 and 2 more"
 
@@ -128,22 +111,14 @@ def body(**more):
 
 
 def test_versions_follow_tags_and_history_adds_up():
-    other = body(worker={"id": "b", "pid": 8}, history=[[9]])
-    answers = [
-        (200, body(history=[[1], [2]])),
-        (200, body(history=[[3]])),
-        (304, b""),
-        (200, other),
-    ]
+    new = body(worker={"id": "b", "pid": 8}, history=[[9]])
+    first, second = body(history=[[1], [2]]), body(history=[[3]])
+    answers = [(200, first), (200, second), (304, b""), (200, new)]
     with served(*answers) as (url, tags):
         source = top.Source(url, {})
         versions = [source.next() for _ in answers]
-    assert [version and version["history"] for version in versions] == [
-        [[1], [2]],
-        [[1], [2], [3]],
-        None,
-        [[9]],
-    ]
+    histories = [version and version["history"] for version in versions]
+    assert histories == [[[1], [2]], [[1], [2], [3]], None, [[9]]]
     assert tags == [None, '"1"', '"2"', '"2"']
 
 
@@ -190,12 +165,8 @@ def test_once_shows_a_state_or_an_error(capsys):
 
 @pytest.mark.parametrize("width", [80, 99, 100, 140, 200])
 def test_numbers_fit_any_terminal_width(width):
-    purgatory = {
-        "name": "a purgatory with quite a long name",
-        "pending": 1_234_567,
-        "keys": 7_654_321,
-        "missed": 12_345,
-    }
+    counts = {"pending": 1_234_567, "keys": 7_654_321, "missed": 12_345}
+    purgatory = {"name": "a purgatory with quite a long name", **counts}
     points = [[second, 0.0, [[second, 1000 * second, 0, 0, 0]]] for second in range(300)]
     lines = lines_of(state(purgatories=[purgatory], history=points), width)
     [line] = [line for line in lines if line.startswith("a purgatory")]
@@ -242,16 +213,14 @@ def test_equal_keys_are_one_row_with_their_number():
 
 
 def test_the_sum_over_all_workers_is_first():
-    others = [
-        {"pid": pid, "host": "vm", "pending": pid, "polls": 1, "address": None} for pid in (10, 20)
-    ]
+    others = [other(pid, pending=pid) for pid in (10, 20)]
     known = state(purgatories=[purgatory()], others=others, polls={"open": 3, "endings": {}})
     assert lines_of(known)[1].rstrip() == "38 pending in 3 workers, 5 polls open"
 
 
 def test_a_terminal_of_80_by_24_has_everything():
     busy = [purgatory(missedLast=[]), purgatory(missedLast=[])]
-    others = [{"pid": 1, "host": "vm", "pending": 1, "polls": 1, "address": None}] * 3
+    others = [other()] * 3
     relay, polls = {"isConnected": False, "for": 3.0}, {"open": 1, "endings": {"gone": 0}}
     lines = lines_of(state(purgatories=busy, others=others, relay=relay, polls=polls), 80, 24)
     assert len(lines) <= 23
@@ -342,14 +311,9 @@ def test_headers_are_not_sent_to_another_server(capsys):
 def leaves(value, path=()):
     """The path of each part of a state."""
     yield path
-    for key, each in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        yield from leaves(each, (*path, key))
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, (*path, key))
 
 
 WHOLE = state(
@@ -357,7 +321,7 @@ WHOLE = state(
     purgatories=[purgatory(oldest=purgatory()["oldest"][:1])],
     polls={"open": 1, "endings": {"gone": 1}},
     relay={"isConnected": True, "for": 1.0},
-    others=[{"pid": 1, "host": "vm", "pending": 1, "polls": 1, "address": None}],
+    others=[other()],
 )
 FOREIGN = [None, True, "text", -1, 1e999, 10**400, [], {}, [1], {"a": 1}, [[]], "\x1b[2J"]
 
@@ -385,20 +349,20 @@ def test_wanted_worker_is_requested_by_name():
     asked = []
 
     def respond(handler):
-        other = {"pid": 8, "host": "vm", "pending": 50, "polls": None}
+        answer = json.dumps({"pid": 8, "host": "vm", "pending": 50, "polls": None}).encode()
         if handler.path.endswith("/worker"):
-            return 200, {"Connection": "close"}, json.dumps(other).encode()
+            return 200, {"Connection": "close"}, answer
         asked.append(handler.headers["Purgatory-Worker"])
         if len(asked) in (2, 3):
-            return 200, {"Connection": "close"}, json.dumps(other).encode()
+            return 200, {"Connection": "close"}, answer
         return 200, {}, body(worker={"id": "a", "pid": 7, "host": "v m"}, others=None)
 
     with responding(respond) as url:
         source = top.Source(url, {})
         assert source.next()["others"] is None
-        [other] = source.next()["others"]
+        [found] = source.next()["others"]
     assert asked == [None, "7%40v%20m", "7%40v%20m", "7%40v%20m"]
-    assert (other["pid"], other["pending"]) == (8, 50)
+    assert (found["pid"], found["pending"]) == (8, 50)
 
 
 def test_the_address_is_named_when_nothing_answers():
@@ -462,9 +426,9 @@ def test_w_shows_the_next_worker_and_says_so():
             is_pressed.wait(60)  # as a long poll
         wanted = handler.headers["Purgatory-Worker"] or "7%40vm"
         worker = {"id": wanted, "pid": int(wanted.partition("%")[0]), "host": "vm"}
-        other = {"pid": 15 - worker["pid"], "host": "vm", "pending": 0, "polls": 0, "address": None}
         relay = {"isConnected": True, "for": 1.0}
-        return 200, {"ETag": '"1"'}, body(worker=worker, others=[other], relay=relay)
+        shown = body(worker=worker, others=[other(15 - worker["pid"])], relay=relay)
+        return 200, {"ETag": '"1"'}, shown
 
     with responding(respond) as url, in_a_terminal(url) as (read_until, terminal):
         read_until(b"worker 8 on vm")
