@@ -23,16 +23,15 @@ from itertools import chain, islice, starmap
 from math import ceil, inf
 from operator import attrgetter
 from sys import getsizeof
-from typing import Any, Final, NamedTuple, final, overload
+from typing import Any, Final, NamedTuple, cast, final, overload
 
-from purgatory._core.operation import Operation
+from purgatory._core.operation import DelayedOperation, Operation
 from purgatory._core.purgatory import Purgatory
-from purgatory._core.rings import Ring
 from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
 from purgatory._core.thresholds import ThresholdPurgatory
-from purgatory._core.watch_lists import WatchList, keys_of
-from purgatory._core.wheel import Level, TimingWheel
+from purgatory._core.watch_lists import WatchLists, keys_of
+from purgatory._core.wheel import EntryList, Level, TimingWheel
 
 MAX_BINS: Final = 120
 """Number of sectors into which the time span of a level is divided."""
@@ -302,22 +301,19 @@ def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
     )
 
 
-def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[Operation]:
+def _sample_operations(wheel: TimingWheel, by_key: WatchLists) -> list[Operation]:
     """Returns operations from the front of buckets and of watch lists, each once."""
     found: dict[Operation, None] = {}
     for bucket in _sample_buckets(wheel):
         # The entries of a purgatory's wheel are its operations.
-        found.update(dict.fromkeys(bucket.links(PER_BUCKET)))
+        found.update(dict.fromkeys(cast("list[Operation]", bucket.entries(PER_BUCKET))))
     if _size(by_key) <= MAX_SCANNED_BYTES:
-        for waiting in islice(by_key.values(), MAX_KEYS):
-            if type(waiting) is WatchList:
-                found.update(dict.fromkeys(waiting.operations(PER_KEY)))
-            else:
-                found[waiting] = None
+        for key in islice(by_key, MAX_KEYS):
+            found.update(dict.fromkeys(by_key.operations(key, PER_KEY)))
     return [operation for operation in found if not operation.is_completed]
 
 
-def _sample_buckets(wheel: TimingWheel) -> Iterator[Ring]:
+def _sample_buckets(wheel: TimingWheel) -> Iterator[EntryList]:
     """Some buckets of each level: those due next, and an even selection of the others."""
     yield from filter(None, wheel.draining()[:MAX_FRONTS])
     for level in reversed(wheel.levels):
@@ -341,10 +337,8 @@ def _describe(operation: Operation) -> WaitingOperation:
 
 def _keys(operation: Operation, most: int = PER_KEY) -> tuple[tuple[Hashable, ...], int]:
     """The first keys of an operation, and the number of further keys."""
-    links = operation._op_links
-    if type(links) is not tuple:
-        return keys_of(links), 0
-    return keys_of(links[:most]), max(len(links) - most, 0)
+    keys = keys_of(operation._op_keys)
+    return keys[:most], max(len(keys) - most, 0)
 
 
 def _count_watchers(operations: list[Operation], purgatory: Purgatory[Any]) -> list[WatchedKey]:
@@ -352,8 +346,8 @@ def _count_watchers(operations: list[Operation], purgatory: Purgatory[Any]) -> l
     counted: dict[Hashable, int] = {}
     for operation in operations:
         for key in _keys(operation, MAX_KEYS)[0]:
-            waiting = purgatory._by_key.get(key)
-            counted[key] = len(waiting) if isinstance(waiting, WatchList) else 1
+            waiting: Any = purgatory._by_key.get(key)
+            counted[key] = 1 if isinstance(waiting, DelayedOperation) else len(waiting)
     return list(starmap(WatchedKey, counted.items()))
 
 

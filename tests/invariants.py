@@ -17,7 +17,6 @@ from purgatory._core import (
     loop,
     purgatory,
     thresholds,
-    watch_lists,
 )
 from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.watch_lists import KeyCheck, keys_of
@@ -49,7 +48,7 @@ def registrations(operation: Any) -> tuple[Hashable, ...] | None:
     """The keys under which an operation is registered; None if no purgatory has accepted it."""
     if operation._op_home is None:
         return None
-    return tuple(keys_of(operation._op_links)) if not operation.is_completed else ()
+    return tuple(keys_of(operation._op_keys)) if not operation.is_completed else ()
 
 
 def is_busy(it: Any, on: asyncio.AbstractEventLoop) -> bool:
@@ -70,7 +69,7 @@ def small_bounds(steps: int = 8, stage: float = 10.0) -> Iterator[None]:
     bounds: list[tuple[Any, str, float]] = [
         *(
             (module, "MAX_PER_ITERATION", steps)
-            for module in (dispatcher, closing, purgatory, watch_lists, loop, thresholds)
+            for module in (dispatcher, closing, purgatory, loop, thresholds)
         ),
         (dispatcher, "SLICE", max(steps // 4, 1)),
         (loop, "MAX_TIMER_DELAY", stage),

@@ -16,7 +16,7 @@ def test_each_module_has_a_nearest_file():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nearest_files_notice_most_of_a_small_sample(capsys):
-    modules = [f"--module={name}" for name in ("arguments", "rings", "wheel", "watch_lists")]
+    modules = [f"--module={name}" for name in ("arguments", "loop", "wheel", "watch_lists")]
     before = {file: file.read_bytes() for file in (ROOT / "purgatory" / "_core").glob("*.py")}
     options = parser().parse_args(["--count=8", "--seed=1", "--seconds=600", *modules])
     nearest, folder, total = run(options)

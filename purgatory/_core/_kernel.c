@@ -27,10 +27,7 @@
     X(LoopWheel, "loop.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
-    X(Watch, "watch_lists.Watch") X(WatchList, "watch_lists.WatchList") \
-    X(Watchers, "watch_lists.Watchers") \
-    X(Purgatory, "purgatory.Purgatory") \
-    X(KeyCheck, "watch_lists.KeyCheck") \
+    X(Purgatory, "purgatory.Purgatory") X(KeyCheck, "watch_lists.KeyCheck") \
     X(Record, "observers.Record") X(Notifier, "observers.Notifier")
 
 #define FIELDS(X) \
@@ -41,11 +38,10 @@
     X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
-    X(Watch, key) X(Watch, operation) X(WatchList, by_key) \
-    X(Watchers, by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
-    X(Purgatory, _has_limits) X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) \
-    X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _watchers) X(Purgatory, _wheel) \
-    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, _completed) \
+    X(Purgatory, _by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
+    X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) X(Purgatory, _max_pending) \
+    X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _wheel) \
+    X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, _untried) \
     X(KeyCheck, key) X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
     X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
     X(Notifier, _check_observers)
@@ -59,7 +55,7 @@
     X(LOOP_TIME) X(TIME)
 
 #define NAMES(X) \
-    X(add) X(pop) X(_share) X(emptied) \
+    X(add) X(join) X(leave) X(emptied) \
     X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
@@ -82,11 +78,10 @@
     X(cancel, 1, 1, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
-    X(check_try_remaining, 3, 3, "watch_lists.KeyCheck._try_remaining")
+    X(check_try_next, 3, 3, "watch_lists.KeyCheck._try_next")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(LinkBase) X(RingBase) X(EntryBase) X(OperationBase) X(PurgatoryBase) \
-    X(WatchersBase)
+    X(Twin_Type) X(ListBase) X(EntryBase) X(OperationBase) X(PurgatoryBase)
 
 typedef struct Twin Twin;
 
@@ -291,59 +286,51 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     return 0;
 }
 
-/* ---- BASES of rings.Link, rings.Ring and wheel.TimerEntry
+/* ---- BASES of wheel.TimerEntry and wheel.EntryList
 
-   A ring owns its links. A link borrows its ring, which removes all its links before it is freed. */
+   A list is a ring that owns its entries. An entry borrows its list, which removes all its entries
+   before it is freed. */
 
-typedef struct Link Link;
+typedef struct Entry Entry;
 typedef struct {
     PyObject_HEAD
-    Link *first, *last;
+    Entry *first, *last;
     Py_ssize_t size;
-} Ring;
-struct Link {
+} List;
+struct Entry {
     PyObject_HEAD
-    Ring *ring;
-    Link *before, *after;
-};
-typedef struct {
-    Link link;
+    List *list;
+    Entry *before, *after;
     double deadline; /* see get_time */
-} Entry;
-#define RING(link) (((Link *)(link))->ring)
+};
+#define LIST(entry) (((Entry *)(entry))->list)
 #define DEADLINE(entry) (((Entry *)(entry))->deadline)
 
-/* puts a link, which is in no ring, behind another one, or at the front */
-static void insert_behind(Ring *ring, Link *before, Link *link) {
-    Link *after = before != NULL ? before->after : ring->first;
-    link->ring = ring;
-    link->before = before;
-    link->after = after;
-    *(before != NULL ? &before->after : &ring->first) = link;
-    *(after != NULL ? &after->before : &ring->last) = link;
-    Py_INCREF(link);
+static void append(List *list, PyObject *object) { /* an entry that is in no list */
+    Entry *entry = (Entry *)Py_NewRef(object);
+    entry->list = list;
+    entry->before = list->last;
+    *(list->last != NULL ? &list->last->after : &list->first) = entry;
+    list->last = entry;
+    list->size++;
 }
-static void append(Ring *ring, PyObject *link) {
-    insert_behind(ring, ring->last, (Link *)link);
-    ring->size++;
+static void unlink_entry(Entry *entry) {
+    List *list = entry->list;
+    *(entry->before != NULL ? &entry->before->after : &list->first) = entry->after;
+    *(entry->after != NULL ? &entry->after->before : &list->last) = entry->before;
+    list->size--;
+    entry->list = NULL;
+    entry->before = entry->after = NULL;
+    Py_DECREF(entry);
 }
-
-static void unlink_only(Link *link) { /* one that does not count */
-    Ring *ring = link->ring;
-    *(link->before != NULL ? &link->before->after : &ring->first) = link->after;
-    *(link->after != NULL ? &link->after->before : &ring->last) = link->before;
-    link->ring = NULL;
-    link->before = link->after = NULL;
-    Py_DECREF(link);
-}
-static int emptied(State *st, PyObject *ring);
-static int remove_link(State *st, PyObject *link) { /* 0 if it is in no ring; -1 is an exception */
-    Ring *ring = RING(link);
-    if (ring == NULL) return 0;
-    Py_INCREF(ring);
-    unlink_only((Link *)link);
-    int failed = --ring->size == 0 && emptied(st, (PyObject *)ring);
-    Py_DECREF(ring);
+static int emptied(State *st, PyObject *list);
+static int remove_entry(State *st, PyObject *entry) { /* 0 if it is in no list; -1 is an exception */
+    List *list = LIST(entry);
+    if (list == NULL) return 0;
+    Py_INCREF(list);
+    unlink_entry((Entry *)entry);
+    int failed = list->size == 0 && emptied(st, (PyObject *)list);
+    Py_DECREF(list);
     return failed ? -1 : 1;
 }
 
@@ -366,117 +353,62 @@ static int only_type_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
-static void link_dealloc(PyObject *self) {
+static void entry_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     free_base(self);
 }
-static PyObject *link_get_ring(PyObject *self, void *Py_UNUSED(closure)) {
-    return get((PyObject *)RING(self));
-}
-static int link_set_ring(PyObject *self, PyObject *ring, void *Py_UNUSED(closure)) {
-    if (RING(self) == NULL && (ring == NULL || ring == Py_None)) return 0;
-    PyErr_SetString(PyExc_TypeError, "a link joins and leaves by its ring");
-    return -1;
-}
-static PyGetSetDef link_getset[] = {
-    {"_link_ring", link_get_ring, link_set_ring, NULL, NULL},
-    {0}};
-static PyMemberDef link_members[] = {
-    {"_link_before", T_OBJECT, offsetof(Link, before), READONLY, NULL},
-    {"_link_after", T_OBJECT, offsetof(Link, after), READONLY, NULL}, {0}};
-static PyType_Slot link_slots[] = {
-    {Py_tp_getset, link_getset}, {Py_tp_members, link_members},
-    {Py_tp_traverse, only_type_traverse},
-    {Py_tp_dealloc, link_dealloc}, {0}};
-static PyType_Spec link_spec = {
-    "purgatory._core._kernel.Link", sizeof(Link), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, link_slots};
-
-static int ring_traverse(PyObject *self, visitproc visit, void *arg) {
+static int list_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    for (Link *link = ((Ring *)self)->first; link != NULL; link = link->after) Py_VISIT(link);
+    for (Entry *entry = ((List *)self)->first; entry != NULL; entry = entry->after) Py_VISIT(entry);
     return 0;
 }
-static int ring_clear(PyObject *self) {
-    while (((Ring *)self)->first != NULL) unlink_only(((Ring *)self)->first);
+static int list_clear(PyObject *self) {
+    while (((List *)self)->first != NULL) unlink_entry(((List *)self)->first);
     return 0;
 }
-static void ring_dealloc(PyObject *self) {
+static void list_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
-    ring_clear(self);
+    list_clear(self);
     free_base(self);
 }
-static int ring_init(PyObject *self, PyObject *args, PyObject *names) {
+static int list_init(PyObject *self, PyObject *args, PyObject *names) {
     return (void)self, (void)args, (void)names, 0;
 }
-static Py_ssize_t ring_length(PyObject *self) { return ((Ring *)self)->size; }
-static int is_link(PyObject *self, PyObject *link) { /* with an exception if not */
+static Py_ssize_t list_length(PyObject *self) { return ((List *)self)->size; }
+static int is_entry(PyObject *self, PyObject *entry) { /* with an exception if not */
     State *st = state_of(self);
     if (st == NULL) return 0;
-    if (!PyObject_TypeCheck(link, st->LinkBase)) PyErr_SetString(PyExc_TypeError, "no link");
+    if (!PyObject_TypeCheck(entry, st->EntryBase)) PyErr_SetString(PyExc_TypeError, "no entry");
     return !PyErr_Occurred();
 }
-static PyObject *ring_append(PyObject *self, PyObject *link) {
-    if (!is_link(self, link)) return NULL;
-    if (RING(link) != NULL) return PyErr_Format(PyExc_ValueError, "it is in a ring");
-    append((Ring *)self, link);
+static PyObject *list_append(PyObject *self, PyObject *entry) {
+    if (!is_entry(self, entry)) return NULL;
+    if (LIST(entry) != NULL) return PyErr_Format(PyExc_ValueError, "it is in a list");
+    append((List *)self, entry);
     Py_RETURN_NONE;
 }
-static PyObject *ring_remove(PyObject *self, PyObject *link) {
-    if (!is_link(self, link)) return NULL;
-    if (RING(link) != (Ring *)self) Py_RETURN_FALSE;
-    return remove_link(state_of(self), link) < 0 ? NULL : Py_NewRef(Py_True);
+static PyObject *list_remove(PyObject *self, PyObject *entry) {
+    if (!is_entry(self, entry)) return NULL;
+    if (LIST(entry) != (List *)self) Py_RETURN_FALSE;
+    return remove_entry(state_of(self), entry) < 0 ? NULL : Py_NewRef(Py_True);
 }
-/* a list of up to `most` links from `link` on, and the last one of them */
-static PyObject *links_from(Link *link, Py_ssize_t most, Link **last) {
-    PyObject *found = PyList_New(0);
-    for (; found != NULL && link != NULL && most > 0; link = link->after, most--) {
-        *last = link;
-        if (PyList_Append(found, (PyObject *)link)) Py_CLEAR(found);
-    }
+static PyObject *list_entries(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
+    PyObject *found = most == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    Entry *entry = ((List *)self)->first;
+    for (; found != NULL && entry != NULL && most > 0; entry = entry->after, most--)
+        if (PyList_Append(found, (PyObject *)entry)) Py_CLEAR(found);
     return found;
 }
-static PyObject *ring_advance(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Ring *ring = (Ring *)self;
-    if (count != 2 || !is_link(self, args[0])) return NULL;
-    Py_ssize_t most = PyLong_AsSsize_t(args[1]);
-    if (most == -1 && PyErr_Occurred()) return NULL;
-    Link *marker = (Link *)args[0], *last = NULL;
-    Link *next = marker->ring == ring ? marker->after : ring->first;
-    PyObject *passed = links_from(next, most, &last);
-    if (passed != NULL && last != NULL) {
-        if (marker->ring != NULL) unlink_only(marker);
-        insert_behind(ring, last, marker);
-    }
-    return passed;
-}
-static PyObject *ring_withdraw(PyObject *self, PyObject *marker) {
-    if (!is_link(self, marker)) return NULL;
-    if (RING(marker) == (Ring *)self) unlink_only((Link *)marker);
-    Py_RETURN_NONE;
-}
-static PyObject *ring_links(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
-    if (most == -1 && PyErr_Occurred()) return NULL;
-    Link *last = NULL;
-    return links_from(((Ring *)self)->first, most, &last);
-}
-static PyMethodDef ring_methods[] = {
-    {"append", ring_append, METH_O, NULL}, {"remove", ring_remove, METH_O, NULL},
-    {"withdraw", ring_withdraw, METH_O, NULL},
-    {"advance", (PyCFunction)(void (*)(void))ring_advance, METH_FASTCALL, NULL},
-    {"links", (PyCFunction)(void (*)(void))ring_links, METH_FASTCALL, NULL}, {0}};
-static PyMemberDef ring_members[] = {
-    {"first", T_OBJECT, offsetof(Ring, first), READONLY, NULL},
-    {"last", T_OBJECT, offsetof(Ring, last), READONLY, NULL},
-    {"_size", T_PYSSIZET, offsetof(Ring, size), READONLY, NULL}, {0}};
-static PyType_Slot ring_slots[] = {
-    {Py_tp_members, ring_members}, {Py_tp_methods, ring_methods}, {Py_tp_init, ring_init},
-    {Py_sq_length, ring_length}, {Py_tp_traverse, ring_traverse}, {Py_tp_clear, ring_clear},
-    {Py_tp_dealloc, ring_dealloc}, {0}};
-static PyType_Spec ring_spec = {
-    "purgatory._core._kernel.Ring", sizeof(Ring), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, ring_slots};
+static PyMethodDef list_methods[] = {
+    {"append", list_append, METH_O, NULL}, {"remove", list_remove, METH_O, NULL},
+    {"entries", (PyCFunction)(void (*)(void))list_entries, METH_FASTCALL, NULL}, {0}};
+static PyType_Slot list_slots[] = {
+    {Py_tp_methods, list_methods}, {Py_tp_init, list_init}, {Py_sq_length, list_length},
+    {Py_tp_traverse, list_traverse}, {Py_tp_clear, list_clear}, {Py_tp_dealloc, list_dealloc}, {0}};
+static PyType_Spec list_spec = {
+    "purgatory._core._kernel.EntryList", sizeof(List), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, list_slots};
 
 /* A time in seconds, in a field of C. NaN represents None. Zero represents a slot without a value,
    because new memory is zero; so the time zero is stored as -0.0. */
@@ -502,25 +434,34 @@ static PyObject *entry_get_deadline(PyObject *self, void *Py_UNUSED(closure)) {
 static int entry_set_deadline(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
     return set_time(&DEADLINE(self), value);
 }
+static PyObject *entry_get_bucket(PyObject *self, void *Py_UNUSED(closure)) {
+    return get((PyObject *)LIST(self));
+}
+static int entry_set_bucket(PyObject *self, PyObject *list, void *Py_UNUSED(closure)) {
+    if (LIST(self) == NULL && (list == NULL || list == Py_None)) return 0;
+    PyErr_SetString(PyExc_TypeError, "an entry joins and leaves by its list");
+    return -1;
+}
 static PyGetSetDef entry_getset[] = {
+    {"_timer_bucket", entry_get_bucket, entry_set_bucket, NULL, NULL},
     {"_timer_deadline", entry_get_deadline, entry_set_deadline, NULL, NULL}, {0}};
 static PyType_Slot entry_slots[] = {
     {Py_tp_getset, entry_getset}, {Py_tp_traverse, only_type_traverse},
-    {Py_tp_dealloc, link_dealloc}, {0}};
+    {Py_tp_dealloc, entry_dealloc}, {0}};
 static PyType_Spec entry_spec = {
     "purgatory._core._kernel.Entry", sizeof(Entry), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, entry_slots};
 
 /* ---- BASE of operation.OperationSlots, the attributes of an operation
 
-   An operation loses its links before it gets a result, so both share a field. */
+   An operation loses its keys before it gets a result, so both share a field. */
 
 enum { NEW, PENDING, COMPLETED, EXPIRED, CANCELLED }; /* NEW: before its `__init__` */
-enum { OWNER, WAITERS, RECORD, RARE, STATE = RARE, TIMEOUT, LINKS, RESULT };
+enum { OWNER, WAITERS, RECORD, RARE, STATE = RARE, TIMEOUT, KEYS, RESULT };
 typedef struct {
     Entry entry;
     double timeout; /* see get_time */
-    PyObject *home, *links_or_result, *weakrefs;
+    PyObject *home, *keys_or_result, *weakrefs;
     struct Rare *rare; /* NULL until it is needed */
     char state, has_result;
 } Operation;
@@ -541,17 +482,17 @@ static int state_number(State *st, PyObject *object) { /* NEW for another object
         if (object == state_object(st, state)) return state;
     return NEW;
 }
-static inline PyObject *links_of(State *st, PyObject *operation) { /* borrowed */
-    PyObject *links = OP(operation)->links_or_result;
-    return OP(operation)->has_result || links == NULL ? st->UNWATCHED : links;
+static inline PyObject *keys_watched(State *st, PyObject *operation) { /* borrowed */
+    PyObject *keys = OP(operation)->keys_or_result;
+    return OP(operation)->has_result || keys == NULL ? st->UNWATCHED : keys;
 }
-static inline void set_links(PyObject *operation, PyObject *links) {
+static inline void set_keys(PyObject *operation, PyObject *keys) {
     OP(operation)->has_result = 0;
-    Py_XSETREF(OP(operation)->links_or_result, Py_XNewRef(links));
+    Py_XSETREF(OP(operation)->keys_or_result, Py_XNewRef(keys));
 }
 static inline void set_result(PyObject *operation, PyObject *result) {
     OP(operation)->has_result = 1;
-    Py_XSETREF(OP(operation)->links_or_result, Py_XNewRef(result));
+    Py_XSETREF(OP(operation)->keys_or_result, Py_XNewRef(result));
 }
 
 static Rare *rare_of(PyObject *operation) { /* NULL is an exception */
@@ -567,8 +508,8 @@ static PyObject *op_get(PyObject *self, void *which) {
     if (op->state == NEW) return no_attribute(self, "_op_state");
     if ((size_t)which == STATE) return get(state_object(st, op->state));
     if ((size_t)which == TIMEOUT) return get_time(self, op->timeout, "_op_timeout");
-    if ((size_t)which == LINKS) return get(links_of(st, self));
-    if ((size_t)which == RESULT) return get(op->has_result ? op->links_or_result : st->NO_RESULT);
+    if ((size_t)which == KEYS) return get(keys_watched(st, self));
+    if ((size_t)which == RESULT) return get(op->has_result ? op->keys_or_result : st->NO_RESULT);
     return get(GET_RARE(op, (size_t)which));
 }
 static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if `value` is NULL */
@@ -581,12 +522,12 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
             return PyErr_Format(PyExc_TypeError, "_op_state must be a state") == NULL ? -1 : 0;
         op->state = (char)state;
     } else if ((size_t)which == TIMEOUT) return set_time(&op->timeout, value);
-    else if ((size_t)which == LINKS) {
+    else if ((size_t)which == KEYS) {
         if (value == NULL) value = st->UNWATCHED;
-        if (value != st->UNWATCHED || !op->has_result) set_links(self, value);
+        if (value != st->UNWATCHED || !op->has_result) set_keys(self, value);
     } else if ((size_t)which == RESULT) {
         if (value != NULL && value != st->NO_RESULT) set_result(self, value);
-        else if (op->has_result) set_links(self, st->UNWATCHED);
+        else if (op->has_result) set_keys(self, st->UNWATCHED);
     } else {
         if (value == Py_None) value = NULL;
         if (value != NULL && rare_of(self) == NULL) return -1;
@@ -598,14 +539,14 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
 static int op_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(OP(self)->home);
-    Py_VISIT(OP(self)->links_or_result);
+    Py_VISIT(OP(self)->keys_or_result);
     for (int i = 0; OP(self)->rare != NULL && i < RARE; i++)
         Py_VISIT(OP(self)->rare->attributes[i]);
     return 0;
 }
 static int op_clear(PyObject *self) {
     Py_CLEAR(OP(self)->home);
-    Py_CLEAR(OP(self)->links_or_result);
+    Py_CLEAR(OP(self)->keys_or_result);
     for (int i = 0; OP(self)->rare != NULL && i < RARE; i++)
         Py_CLEAR(OP(self)->rare->attributes[i]);
     return 0;
@@ -623,7 +564,7 @@ static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python ta
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Operation, weakrefs), READONLY, NULL}, {0}};
 #define ATTRIBUTE(name, which) {name, op_get, op_set, NULL, (void *)(size_t)which}
 static PyGetSetDef op_getset[] = {
-    ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_links", LINKS),
+    ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_keys", KEYS),
     ATTRIBUTE("_op_result", RESULT), ATTRIBUTE("_op_owner", OWNER),
     ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
 static PyType_Slot op_slots[] = {
@@ -633,35 +574,20 @@ static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
 
-/* ---- BASES of purgatory.Purgatory and watch_lists.Watchers: counts without an integer object for each
-   change */
+/* ---- BASE of purgatory.Purgatory: counts without an integer object for each change */
 
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t completed, expired, cancelled;
-} PurgatoryCounts;
-typedef struct {
-    PyObject_HEAD
-    Py_ssize_t pending, extra_keys;
-} WatchersCounts;
-#define COUNTS(watchers) ((WatchersCounts *)(watchers))
-
+    Py_ssize_t completed, expired, cancelled, pending, watched;
+} Counts;
+#define COUNTS(purgatory) ((Counts *)(purgatory))
+#define COUNT(name) {"_" #name, T_PYSSIZET, offsetof(Counts, name), 0, NULL}
 static PyMemberDef purgatory_members[] = {
-    {"_completed", T_PYSSIZET, offsetof(PurgatoryCounts, completed), 0, NULL},
-    {"_expired", T_PYSSIZET, offsetof(PurgatoryCounts, expired), 0, NULL},
-    {"_cancelled", T_PYSSIZET, offsetof(PurgatoryCounts, cancelled), 0, NULL}, {0}};
-static PyMemberDef watchers_members[] = {
-    {"pending", T_PYSSIZET, offsetof(WatchersCounts, pending), 0, NULL},
-    {"_extra_keys", T_PYSSIZET, offsetof(WatchersCounts, extra_keys), 0, NULL}, {0}};
+    COUNT(completed), COUNT(expired), COUNT(cancelled), COUNT(pending), COUNT(watched), {0}};
 static PyType_Slot purgatory_slots[] = {{Py_tp_members, purgatory_members}, {0}};
-static PyType_Slot watchers_slots[] = {{Py_tp_members, watchers_members}, {0}};
 static PyType_Spec purgatory_spec = {
-    "purgatory._core._kernel.Purgatory", sizeof(PurgatoryCounts), 0,
+    "purgatory._core._kernel.Purgatory", sizeof(Counts), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, purgatory_slots};
-static PyType_Spec watchers_spec = {
-    "purgatory._core._kernel.Watchers", sizeof(WatchersCounts), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    watchers_slots};
 
 /* ---- the wheel */
 
@@ -698,8 +624,8 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
         *recent = Py_NewRef(bucket);
     }
     int result = PASSED;
-    if (RING(entry) == NULL) {
-        append((Ring *)bucket, entry);
+    if (LIST(entry) == NULL) {
+        append((List *)bucket, entry);
         DEADLINE(entry) = assigned(at);
         result = 1;
     }
@@ -723,26 +649,24 @@ static int add_to_wheel(State *st, PyObject *wheel, PyObject *entry, double when
     return failed ? -1 : 0;
 }
 
-/* Bucket.emptied, WatchList.emptied */
-static int emptied(State *st, PyObject *ring) {
-    if (is_a(ring, st->Bucket)) {
-        PyObject *wheel = AT(ring, Bucket, wheel);
-        if (AT(wheel, Wheel, notify_empty) != Py_True) return 0;
-        return done(call_no_args(AT(wheel, Wheel, _on_empty)));
-    }
-    return done(CALL0(ring, emptied));
+/* Bucket.emptied */
+static int emptied(State *st, PyObject *list) {
+    if (!is_a(list, st->Bucket)) return done(CALL0(list, emptied));
+    PyObject *wheel = AT(list, Bucket, wheel);
+    if (AT(wheel, Wheel, notify_empty) != Py_True) return 0;
+    return done(call_no_args(AT(wheel, Wheel, _on_empty)));
 }
 
 /* wheel.TimingWheel.next_due(self, now) */
 static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *wheel = a[0], *until = AT(wheel, Wheel, _until);
-    PyObject *entry = (PyObject *)((Ring *)AT(wheel, Wheel, _expiring))->first;
+    PyObject *entry = (PyObject *)((List *)AT(wheel, Wheel, _expiring))->first;
     if (PyLong_AsLong(AT(wheel, Wheel, _budget)) <= 0 || entry == NULL
         || !is_float(until) /* a clock may give integers */
         || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
     Py_INCREF(entry);
-    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && remove_link(st, entry) >= 0) return entry;
+    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && remove_entry(st, entry) >= 0) return entry;
     Py_DECREF(entry);
     return NULL;
 }
@@ -800,7 +724,7 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     if (AT(task, Task, _callback) == NULL) return PASS;
     PyObject *callback = Py_NewRef(AT(task, Task, _callback));
     put(&AT(task, Task, _callback), Py_None);
-    int removed = remove_link(st, task);
+    int removed = remove_entry(st, task);
     if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
     Py_DECREF(callback);
     return removed < 0 ? NULL : PyBool_FromLong(removed);
@@ -818,7 +742,7 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *now = read_clock(st, AT(timer, Timer, _time));
     if (now == NULL) return NULL;
     double when = PyFloat_AS_DOUBLE(a[1]);
-    int is_later = is_float(now) && RING(task) != NULL && when >= DEADLINE(task)
+    int is_later = is_float(now) && LIST(task) != NULL && when >= DEADLINE(task)
         && when > PyFloat_AS_DOUBLE(now);
     Py_DECREF(now);
     if (!is_later) return PASS;
@@ -856,117 +780,80 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
 /* timeouts.Timeout._unschedule(self), of a timeout in the wheel */
 static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_a(a[0], st->Timeout) || RING(a[0]) == NULL) return PASS;
-    return remove_link(st, a[0]) < 0 ? NULL : Py_NewRef(Py_None);
+    if (!is_a(a[0], st->Timeout) || LIST(a[0]) == NULL) return PASS;
+    return remove_entry(st, a[0]) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- watch lists */
 
-/* `found` is NULL for a missing key; -1 is an exception */
-static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
-#if PY_VERSION_HEX >= 0x030D0000
-    (void)st;
-    return PyDict_Pop(dict, key, found) < 0 ? -1 : 0;
-#else
-    *found = CALL(dict, pop, key, Py_None);
-    if (*found == Py_None) Py_CLEAR(*found);
-    return PyErr_Occurred() ? -1 : 0;
-#endif
+/* WatchLists.join or .leave, for one key */
+static int by_definition(PyObject *method, PyObject *by_key, PyObject *operation, PyObject *key) {
+    PyObject *keys = PyTuple_Pack(1, key);
+    int failed = keys == NULL
+        || done(PyObject_CallMethodObjArgs(by_key, method, operation, keys, NULL));
+    Py_XDECREF(keys);
+    return failed ? -1 : 0;
+}
+static int join_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
+    PyObject *waiting = PyDict_SetDefault(by_key, key, operation);
+    if (waiting == operation || waiting == NULL) return waiting == NULL ? -1 : 0;
+    if (PyDict_CheckExact(waiting) && PyDict_GET_SIZE(waiting) > 0)
+        return PyDict_SetItem(waiting, operation, Py_None);
+    return by_definition(st->s_join, by_key, operation, key);
+}
+/* removes `key`, if it is there */
+static int discard(PyObject *dict, PyObject *key) {
+    if (PyDict_DelItem(dict, key) == 0) return 0;
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+static int leave_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
+    PyObject *waiting = PyDict_GetItemWithError(by_key, key);
+    if (waiting == NULL) return PyErr_Occurred() ? -1 : 0;
+    if (waiting == operation) return discard(by_key, key);
+    if (!PyDict_CheckExact(waiting)) return by_definition(st->s_leave, by_key, operation, key);
+    if (discard(waiting, operation)) return -1;
+    return PyDict_GET_SIZE(waiting) == 0 ? discard(by_key, key) : 0;
 }
 
-/* Removes `key`, if it leads to `waiting`. */
-static int remove_key(State *st, PyObject *watchers, PyObject *waiting, PyObject *key) {
-    PyObject *found = NULL, *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
-    int failed = pop(st, by_key, key, &found);
-    if (!failed && found != NULL && found != waiting) failed = PyDict_SetItem(by_key, key, found);
-    Py_XDECREF(found);
+/* the keys of an operation as an array, and their number */
+static Py_ssize_t array_of(PyObject **keys, PyObject ***array) {
+    int is_tuple = PyTuple_CheckExact(*keys);
+    *array = is_tuple ? ((PyTupleObject *)*keys)->ob_item : keys;
+    return is_tuple ? PyTuple_GET_SIZE(*keys) : 1;
+}
+
+/* purgatory.Purgatory._leave(self, operation), which has `keys` no more */
+static int leave_lists(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
+    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    Py_ssize_t number = array_of(&keys, &each);
+    int failed = 0;
+    COUNTS(purgatory)->pending--;
+    COUNTS(purgatory)->watched -= number;
+    for (Py_ssize_t i = 0; i < number && !failed; i++)
+        failed = leave_list(st, by_key, operation, each[i]);
     Py_DECREF(by_key);
     return failed;
 }
 
-/* watch_lists.Watchers.join(self, key, operation): the link there */
-static PyObject *join_list(State *st, PyObject *watchers, PyObject *key, PyObject *operation) {
-    PyObject *by_key = AT(watchers, Watchers, by_key), *watch = NULL, *waiting;
-    while ((waiting = PyDict_SetDefault(by_key, key, operation)) != operation) {
-        PyObject *watched = is_a(waiting, st->WatchList) ? Py_NewRef(waiting)
-            : waiting != NULL ? CALL(watchers, _share, key, waiting) : NULL;
-        if (watched == NULL || (watch = st->Watch->tp_alloc(st->Watch, 0)) == NULL) {
-            Py_XDECREF(watched);
-            return NULL;
-        }
-        AT(watch, Watch, key) = Py_NewRef(key);
-        AT(watch, Watch, operation) = Py_NewRef(operation);
-        int is_listed = AT(watched, WatchList, by_key) != Py_None;
-        if (is_listed) append((Ring *)watched, watch);
-        Py_DECREF(watched);
-        if (is_listed) return watch;
-        Py_DECREF(watch);
-    }
-    return Py_NewRef(key);
-}
-
-/* the watch of an operation that is the first one of a list, perhaps behind the check; or NULL */
-static PyObject *first_watch(State *st, PyObject *watched, PyObject *operation) {
-    Link *link = ((Ring *)watched)->first;
-    if (link != NULL && !is_a((PyObject *)link, st->Watch)) link = link->after;
-    return link != NULL && AT(link, Watch, operation) == operation ? (PyObject *)link : NULL;
-}
-static int leave_list(State *st, PyObject *watchers, PyObject *operation, PyObject *link) {
-    PyObject *watch = link;
-    if (!is_a(link, st->Watch)) {
-        PyObject *waiting = PyDict_GetItemWithError(AT(watchers, Watchers, by_key), link);
-        if (waiting == operation) return remove_key(st, watchers, operation, link);
-        if (!is_a(waiting, st->WatchList)) return PyErr_Occurred() ? -1 : 0;
-        watch = first_watch(st, waiting, operation);
-    }
-    return watch != NULL && remove_link(st, watch) < 0 ? -1 : 0;
-}
-
-/* watch_lists.Watchers.remove(self, operation, links) */
-static int leave_lists(State *st, PyObject *watchers, PyObject *operation, PyObject *links) {
-    if (!PyTuple_CheckExact(links)) return leave_list(st, watchers, operation, links);
-    int failed = 0;
-    COUNTS(watchers)->extra_keys -= PyTuple_GET_SIZE(links) - 1;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(links) && !failed; i++)
-        failed = leave_list(st, watchers, operation, PyTuple_GET_ITEM(links, i));
-    return failed;
-}
-
-/* watch_lists.Watchers.add(self, operation, keys) */
-static int join_lists(State *st, PyObject *watchers, PyObject *operation, PyObject *keys) {
-    Py_ssize_t number = PyTuple_GET_SIZE(keys), at;
-    PyObject *links = NULL; /* a copy, once a link differs from its key */
-    for (at = 0; at < number; at++) {
-        PyObject *key = PyTuple_GET_ITEM(keys, at), *link = join_list(st, watchers, key, operation);
-        if (link == NULL) break;
-        if (link != key && links == NULL && (links = PyTuple_New(number)) != NULL)
-            for (Py_ssize_t i = 0; i < number; i++)
-                PyTuple_SET_ITEM(links, i, Py_NewRef(PyTuple_GET_ITEM(keys, i)));
-        if (link != key && links == NULL) {
-            remove_link(st, link);
-            Py_DECREF(link);
-            break;
-        }
-        if (link != key) {
-            Py_DECREF(key);
-            PyTuple_SET_ITEM(links, at, link);
-        } else Py_DECREF(link);
-    }
-    if (links == NULL) links = Py_NewRef(keys);
-    int failed = at < number;
-    COUNTS(watchers)->extra_keys += at - 1;
-    if (failed) {
-        PyObject *error = PyErr_GetRaisedException(), *joined = PyTuple_GetSlice(links, 0, at);
-        if (joined != NULL) leave_lists(st, watchers, operation, joined);
-        Py_XDECREF(joined);
-        if (PyErr_Occurred()) PyErr_Clear();
-        PyErr_SetRaisedException(error);
+/* watch_lists.WatchLists.join(self, operation, keys), and the counts of the purgatory */
+static int join_lists(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
+    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    Py_ssize_t number = array_of(&keys, &each), joined = 0;
+    while (joined < number && !join_list(st, by_key, operation, each[joined])) joined++;
+    if (joined == number) {
+        COUNTS(purgatory)->pending++;
+        COUNTS(purgatory)->watched += number;
+        set_keys(operation, keys);
     } else {
-        COUNTS(watchers)->pending++;
-        set_links(operation, links);
+        PyObject *error = PyErr_GetRaisedException();
+        while (joined-- > 0)
+            if (leave_list(st, by_key, operation, each[joined])) PyErr_Clear();
+        PyErr_SetRaisedException(error);
     }
-    Py_DECREF(links);
-    return failed ? -1 : 0;
+    Py_DECREF(by_key);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- the life of an operation */
@@ -996,24 +883,21 @@ static int handle(PyObject *function, PyObject *operation, int is_kept) {
 static int claim(State *st, PyObject *operation, int state) {
     if (!IS(operation, PENDING)) return 0;
     OP(operation)->state = (char)state;
-    PyObject *purgatory = OP(operation)->home, *links = links_of(st, operation);
+    PyObject *purgatory = OP(operation)->home, *keys = keys_watched(st, operation);
     if (!is_a(purgatory, st->Purgatory)) return 1;
-    PyObject *watchers = AT(purgatory, Purgatory, _watchers);
-    PurgatoryCounts *counts = (PurgatoryCounts *)purgatory;
-    Py_INCREF(purgatory); Py_INCREF(watchers); Py_INCREF(links);
+    Counts *counts = COUNTS(purgatory);
+    Py_INCREF(purgatory); Py_INCREF(keys);
     ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
         : &counts->cancelled);
-    int failed = remove_link(st, operation) < 0;
-    if (!failed && links != st->UNWATCHED) {
-        set_links(operation, st->UNWATCHED);
-        COUNTS(watchers)->pending--;
-        failed = leave_lists(st, watchers, operation, links);
+    int failed = remove_entry(st, operation) < 0;
+    if (!failed && keys != st->UNWATCHED) {
+        set_keys(operation, st->UNWATCHED);
+        failed = leave_lists(st, purgatory, operation, keys);
         PyObject *wheel = AT(purgatory, Purgatory, _wheel);
-        if (!failed && COUNTS(watchers)->pending == 0
-            && AT(wheel, Wheel, notify_empty) == Py_True)
+        if (!failed && counts->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
             failed = done(CALL0(AT(purgatory, Purgatory, _loop_wheel), check_idle_later));
     }
-    Py_DECREF(purgatory); Py_DECREF(watchers); Py_DECREF(links);
+    Py_DECREF(purgatory); Py_DECREF(keys);
     return failed ? -1 : 1;
 }
 
@@ -1076,7 +960,7 @@ static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation
     PyObject *now) {
     PyObject *keys = AT(record, Record, keys), *key = AT(record, Record, key),
         *started_at = AT(record, Record, started_at), *cause = AT(record, Record, cause),
-        *result = OP(operation)->has_result ? OP(operation)->links_or_result : NULL;
+        *result = OP(operation)->has_result ? OP(operation)->keys_or_result : NULL;
     double timeout = OP(operation)->timeout;
     if (isnan(timeout)) timeout = DEADLINE(operation) - PyFloat_AS_DOUBLE(started_at);
     if (isnan(OP(operation)->timeout) && timeout < 0.0) timeout = 0.0;
@@ -1246,7 +1130,7 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
     if (!is_a(purgatory, st->Purgatory) || !IS(operation, PENDING)
         || PyObject_IsTrue(AT(purgatory, Purgatory, _inbox))
         || PyDict_GET_SIZE(AT(purgatory, Purgatory, _checks))) return PASS;
-    PyObject *links = Py_NewRef(links_of(st, operation)), *result = NULL,
+    PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL,
         *dispatcher = Py_NewRef(AT(purgatory, Purgatory, _dispatcher));
     Py_INCREF(purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
@@ -1256,13 +1140,13 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
     if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
     if (error != NULL) failed = raise_again(error);
     if (!failed && IS(operation, COMPLETED)) {
-        PyObject *keys = PyObject_CallOneArg(st->keys_of, links);
-        failed = keys == NULL || done(CALL(purgatory, _count_missed_trigger, operation, keys));
-        Py_XDECREF(keys);
+        PyObject *all = PyObject_CallOneArg(st->keys_of, keys);
+        failed = all == NULL || done(CALL(purgatory, _count_missed_trigger, operation, all));
+        Py_XDECREF(all);
     }
-    if (!failed) result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links)
+    if (!failed) result = PyTuple_CheckExact(keys) ? PyObject_CallOneArg(st->steps_to_leave, keys)
         : PyLong_FromLong(1);
-    Py_DECREF(dispatcher); Py_DECREF(links); Py_DECREF(purgatory);
+    Py_DECREF(dispatcher); Py_DECREF(keys); Py_DECREF(purgatory);
     return result;
 }
 
@@ -1304,7 +1188,7 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     DEADLINE(operation) = Py_NAN;
     OP(operation)->state = PENDING;
     put(&OP(operation)->home, Py_None);
-    set_links(operation, st->UNWATCHED);
+    set_keys(operation, st->UNWATCHED);
     return Py_NewRef(Py_None);
 }
 
@@ -1343,23 +1227,20 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
     return PyObject_CallOneArg(st->unique_keys, keys);
 }
 
-/* the watch lists of its keys */
-static int join(State *st, PyObject *watchers, PyObject *operation, PyObject *watched) {
-    int failed = 0;
-    if (PyTuple_CheckExact(watched)) failed = join_lists(st, watchers, operation, watched);
-    else {
-        PyObject *link = join_list(st, watchers, watched, operation);
-        if (link != NULL) set_links(operation, link);
-        failed = done(link);
-        if (!failed) COUNTS(watchers)->pending++;
-    }
+/* lets an operation wait; a finalizer may end it meanwhile */
+static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched, double when,
+    PyObject *now) {
+    PyObject *wheel = Py_NewRef(AT(purgatory, Purgatory, _wheel));
+    int failed = join_lists(st, purgatory, operation, watched);
+    if (!failed && !isnan(when)) failed = add_to_wheel(st, wheel, operation, when, now);
     if (!failed && !IS(operation, PENDING)) {
-        PyObject *links = get(links_of(st, operation));
-        set_links(operation, st->UNWATCHED);
-        COUNTS(watchers)->pending--;
-        failed = leave_lists(st, watchers, operation, links);
-        Py_DECREF(links);
+        failed = remove_entry(st, operation) < 0;
+        if (!failed && keys_watched(st, operation) != st->UNWATCHED) {
+            set_keys(operation, st->UNWATCHED);
+            failed = leave_lists(st, purgatory, operation, watched);
+        }
     }
+    Py_DECREF(wheel);
     return failed;
 }
 
@@ -1384,22 +1265,15 @@ static int is_watchable(State *st, PyObject *purgatory, PyObject *operation) {
 /* The rest of `try_complete_else_watch`, once the operation was tried; -1 is an exception. */
 static int wait_until(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched,
     double when, PyObject *now) {
-    if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Purgatory, _has_limits) != Py_False) {
+    if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Purgatory, _max_pending) != Py_None
+        || AT(purgatory, Purgatory, _closed) != Py_False) {
         PyObject *until = get_time(operation, assigned(when), "_timer_deadline");
         PyObject *answer = until == NULL ? NULL : CALL(purgatory, _may_wait, operation, until, now);
         int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(until); Py_XDECREF(answer);
         if (may_wait <= 0) return may_wait;
     }
-    PyObject *watchers = get(AT(purgatory, Purgatory, _watchers)), *wheel = get(AT(purgatory, Purgatory, _wheel));
-    int failed = join(st, watchers, operation, watched);
-    if (!failed && !isnan(when) && IS(operation, PENDING)) {
-        failed = add_to_wheel(st, wheel, operation, when, now);
-        if (!failed && !IS(operation, PENDING))
-            failed = remove_link(st, operation) < 0;
-    }
-    Py_DECREF(watchers); Py_DECREF(wheel);
-    return failed;
+    return join(st, purgatory, operation, watched, when, now);
 }
 
 /* a new record of an operation that is watched from now on; -1 is an exception */
@@ -1503,8 +1377,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *purgatory = a[0], *key = a[1], *result = NULL;
     PyObject *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *watchers = AT(purgatory, Purgatory, _watchers);
-    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+    PyObject *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
     Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
     Py_DECREF(by_key);
@@ -1530,34 +1403,32 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return result;
 }
 
-/* watch_lists.KeyCheck._try_remaining(self, spent, budget) */
-static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+/* watch_lists.KeyCheck._try_next(self, spent, budget) */
+static PyObject *check_try_next(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *check = a[0], *dispatcher = AT(AT(check, KeyCheck, _home), Purgatory, _dispatcher);
-    PyObject *remaining = AT(check, KeyCheck, _remaining), *key = AT(check, KeyCheck, key),
+    PyObject *untried = AT(check, KeyCheck, _untried), *key = AT(check, KeyCheck, key),
         *queue = AT(dispatcher, Dispatcher, queue);
     long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
     Py_ssize_t queued = PyObject_Size(queue);
     if (PyErr_Occurred()) return NULL;
-    Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key); Py_INCREF(queue);
-    PyObject *operation = NULL, *links = NULL;
+    Py_INCREF(dispatcher); Py_INCREF(untried); Py_INCREF(key); Py_INCREF(queue);
+    PyObject *operation = NULL, *keys = NULL;
     int failed = 0;
     while (!failed && spent <= budget && PyObject_Size(queue) <= queued) {
-        PyObject *watch = PyIter_Next(remaining);
-        Py_XSETREF(operation, watch != NULL ? get(AT(watch, Watch, operation)) : NULL);
-        Py_XDECREF(watch);
+        Py_XSETREF(operation, PyIter_Next(untried));
         if (operation == NULL) {
             failed = PyErr_Occurred() != NULL;
             break;
         }
         spent++;
         if (!IS(operation, PENDING)) continue;
-        Py_XSETREF(links, Py_NewRef(links_of(st, operation)));
+        Py_XSETREF(keys, Py_NewRef(keys_watched(st, operation)));
         put(&AT(dispatcher, Dispatcher, current), operation);
         failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, operation, key, 0);
         if (failed || IS(operation, PENDING)) continue;
-        if (PyTuple_CheckExact(links)) {
-            PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, links);
+        if (PyTuple_CheckExact(keys)) {
+            PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
             if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
             failed = done(steps);
         }
@@ -1565,8 +1436,8 @@ static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t 
             failed = add_to(&AT(check, KeyCheck, _completed), 1)
                 || add_to(&AT(dispatcher, Dispatcher, completed), 1);
     }
-    Py_XDECREF(operation); Py_XDECREF(links);
-    Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key); Py_DECREF(queue);
+    Py_XDECREF(operation); Py_XDECREF(keys);
+    Py_DECREF(dispatcher); Py_DECREF(untried); Py_DECREF(key); Py_DECREF(queue);
     return failed ? NULL : PyLong_FromLong(spent);
 }
 
@@ -1594,16 +1465,14 @@ static const struct {
 static const struct {
     const char *name; size_t type, parent; PyType_Spec *spec; const char *slots;
 } bases[] = {
-    {"rings.Link", offsetof(State, LinkBase), 0, &link_spec, "_link_ring _link_after _link_before"},
-    {"rings.Ring", offsetof(State, RingBase), 0, &ring_spec, "first last _size"},
-    {"wheel.TimerEntry", offsetof(State, EntryBase), offsetof(State, LinkBase), &entry_spec,
-    "_timer_deadline"},
+    {"wheel.TimerEntry", offsetof(State, EntryBase), 0, &entry_spec,
+    "_timer_bucket _timer_deadline"},
+    {"wheel.EntryList", offsetof(State, ListBase), 0, &list_spec, "_entries"},
     {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
-    "_op_home _op_links _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
-    {"purgatory.Purgatory", offsetof(State, PurgatoryBase), 0, &purgatory_spec, "_completed _expired _cancelled"},
-    {"watch_lists.Watchers", offsetof(State, WatchersBase), 0, &watchers_spec,
-    "pending _extra_keys"},
+    "_op_home _op_keys _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
+    {"purgatory.Purgatory", offsetof(State, PurgatoryBase), 0, &purgatory_spec,
+    "_completed _expired _cancelled _pending _watched"},
 };
 #define SLOT(at) ((PyObject **)((char *)st + (at)))
 

@@ -36,7 +36,6 @@ Batches = Iterator[tuple[list[T], int]]
 
 async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    purgatory._has_limits = True
     cancelled = await end_all(purgatory, drain, partial(cancel_all, purgatory))
     here = current_task()
     while others := [over for over, task in purgatory._async_waits.items() if task is not here]:
@@ -82,7 +81,6 @@ def notify_idle(home: "Closable") -> None:
 def reopen(purgatory: "Purgatory[Any]") -> None:
     """Reopens a closed purgatory; an open one is unchanged. For errors see `open_again`."""
     open_again(purgatory)
-    purgatory._has_limits = purgatory._max_pending is not None
 
 
 def open_again(home: "Closable") -> None:
@@ -124,8 +122,8 @@ def cancel_key(
     purgatory: "Purgatory[Any]", key: Hashable, cause: Cause = Cause.CANCELLED
 ) -> Batches[Operation]:
     """Ends the operations that watch `key`, one at each step."""
-    while found := purgatory._watchers.operations(key, MAX_PER_ITERATION):
+    while found := purgatory._by_key.operations(key, MAX_PER_ITERATION):
         for operation in found:
-            links = operation._op_links
+            keys = operation._op_keys
             # An operation whose outcome was decided has completed instead.
-            yield [operation] if cancel(operation, cause) else [], steps_to_leave(links)
+            yield [operation] if cancel(operation, cause) else [], steps_to_leave(keys)

@@ -53,7 +53,7 @@ class _TrackedId(TimerEntry):
     def __init__(self, tracker: "IdleTracker[Any]", key: Any) -> None:
         self.tracker = tracker
         self.key = key
-        self._link_ring = None
+        self._timer_bucket = None
 
     def _timer_expired(self) -> None:
         self.tracker._expire(self)
@@ -232,6 +232,6 @@ class IdleTracker(Generic[Id]):
         self._loop_wheel._check()
         assert self._wheel.size == len(self._entries)
         assert all(
-            entry.key is id_ and entry._link_ring is not None
+            entry.key is id_ and entry._timer_bucket is not None
             for id_, entry in self._entries.items()
         )

@@ -60,7 +60,7 @@ NO_RESULT: Final[Any] = object()
 """The result of an operation whose hooks have not run."""
 
 UNWATCHED: Final[Any] = object()
-"""The links of an operation that is in no watch list."""
+"""The keys of an operation that is in no watch list."""
 
 
 @fields
@@ -70,7 +70,7 @@ class OperationSlots(TimerEntry):
     __slots__ = (
         "__weakref__",
         "_op_home",
-        "_op_links",
+        "_op_keys",
         "_op_owner",
         "_op_record",
         "_op_result",
@@ -82,7 +82,7 @@ class OperationSlots(TimerEntry):
     _op_state: OperationState
     _op_timeout: float | None
     _op_home: "Purgatory[Any] | None"
-    _op_links: object  # `watch_lists.WatchLinks`; an object has no attributes to misspell
+    _op_keys: object  # `watch_lists.Keys`, or UNWATCHED
     _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
     _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
     _op_waiters: Future[None] | dict[Future[None], None] | None  # awaited by all other tasks
@@ -126,10 +126,10 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
             self._timer_deadline = None
         else:
             self._op_set_deadline(timeout, deadline)
-        self._link_ring = None
+        self._timer_bucket = None
         self._op_state = PENDING
         self._op_home = None
-        self._op_links = UNWATCHED
+        self._op_keys = UNWATCHED
         self._op_result = NO_RESULT
         self._op_owner = self._op_waiters = None
         self._op_record: Record | None = None  # pyright would infer None alone

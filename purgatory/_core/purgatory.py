@@ -55,9 +55,7 @@ from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.watch_lists import (
     KeyCheck,
     Keys,
-    Watchers,
-    WatchLinks,
-    WatchList,
+    WatchLists,
     keys_of,
     steps_to_leave,
     unique_keys,
@@ -101,7 +99,6 @@ class Purgatory(Generic[Op]):
         "_completed",
         "_dispatcher",
         "_expired",
-        "_has_limits",
         "_idle_waiter",
         "_inbox",
         "_log_limit",
@@ -110,9 +107,10 @@ class Purgatory(Generic[Op]):
         "_max_pending",
         "_missed_triggers",
         "_notifier",
+        "_pending",
         "_recent_missed_triggers",
         "_time",
-        "_watchers",
+        "_watched",
         "_wheel",
         "name",
     )
@@ -131,17 +129,15 @@ class Purgatory(Generic[Op]):
         self._max_pending = max_pending
         self._loop_wheel = loop_wheel = LoopTimingWheel(tick, wheel_size)
         observers = observers_of(observer)
-        self._watchers = Watchers()
         loop_wheel.on_idle = self._on_wheel_idle
         # Saves the hot paths a second attribute look-up.
         self._wheel = loop_wheel.wheel
-        self._by_key = self._watchers.by_key
+        self._by_key = WatchLists()
+        self._pending = self._watched = 0
         self._loop: Any = UNBOUND
         self._time = loop_wheel.time
         self._dispatcher: Dispatcher = UNBOUND
         self._closed = False
-        self._has_limits = max_pending is not None
-        """Whether a limit or `closed` may forbid operations to wait."""
         self._completed = self._expired = self._cancelled = self._missed_triggers = 0
         self._recent_missed_triggers: deque[
             tuple[str, tuple[Hashable, ...], float | None, float]
@@ -199,13 +195,16 @@ class Purgatory(Generic[Op]):
         else:
             watched = unique_keys(keys)
         # After the keys, whose `__hash__` may watch the operation.
-        if (
-            self._closed
-            or getattr(operation, "_op_checked", None) is not type(operation)
-            or operation._op_home is not None
-            or operation._op_state is not PENDING
-            or operation._op_waiters is not None
-        ):
+        try:
+            is_new = (
+                operation._op_home is None
+                and operation._op_state is PENDING
+                and operation._op_waiters is None
+                and operation._op_checked is operation.__class__
+            )
+        except AttributeError:
+            is_new = False
+        if self._closed or not is_new:
             self._validate(operation)
         now = self._time()
         timeout = operation._op_timeout
@@ -229,10 +228,23 @@ class Purgatory(Generic[Op]):
                 if record is not None:
                     record.failed_tries = 0 if operation._op_state is COMPLETED else 1
             if operation._op_state is PENDING and (
-                not (self._has_limits or (when is not None and when <= now))
+                (self._max_pending is None and not self._closed and (when is None or when > now))
                 or self._may_wait(operation, when, now)
             ):
-                self._join(operation, watched, when, now)
+                # Most have one key, and are alone there.
+                if (
+                    type(watched) is tuple
+                    or self._by_key.setdefault(watched, operation) is not operation
+                ):
+                    self._by_key.join(operation, watched)
+                operation._op_keys = watched
+                self._pending += 1
+                self._watched += len(watched) if type(watched) is tuple else 1
+                if when is not None:
+                    self._wheel.add(operation, when, now)
+                if operation._op_state is not PENDING:  # a finalizer has ended it
+                    self._wheel.remove(operation)
+                    self._leave(operation)
             if record is not None and self._notifier is not None:
                 if operation._op_state is PENDING:
                     record.cause = Cause.FORCED
@@ -259,21 +271,6 @@ class Purgatory(Generic[Op]):
         else:
             self._dispatcher.defer(operation._op_finish)
         self._dispatcher.continue_later()
-
-    def _join(self, operation: Operation, watched: Keys, when: float | None, now: float) -> None:
-        """Adds an operation to the watch lists of its keys, and to the wheel. A finalizer, which
-        may run whenever something is allocated, may cancel it meanwhile."""
-        if type(watched) is tuple:
-            self._watchers.add(operation, watched)
-        else:
-            operation._op_links = self._watchers.join(watched, operation)
-            self._watchers.pending += 1
-        if operation._op_state is not PENDING:
-            self._leave(operation)
-        elif when is not None:
-            self._wheel.add(operation, when, now)
-            if operation._op_state is not PENDING:
-                self._wheel.remove(operation)
 
     @compiled
     def check_and_complete(self, key: Hashable) -> int:
@@ -304,7 +301,8 @@ class Purgatory(Generic[Op]):
             return 0
         if operation is None:
             return 0
-        if type(operation) is WatchList or operation._op_state is not PENDING:
+        kind = operation.__class__
+        if kind is dict or kind is KeyCheck or operation._op_state is not PENDING:
             return self._check_key(key)
 
         dispatcher.current = operation
@@ -470,7 +468,7 @@ class Purgatory(Generic[Op]):
         """
         if running_loop() is not self._loop:
             self._bind("deliver to {}", key, "deliver_threadsafe")
-        count = conditions.deliver(self._watchers.operations(key), value)
+        count = conditions.deliver(self._by_key.operations(key), value)
         if count:
             self.check_and_complete(key)
         return count
@@ -501,9 +499,7 @@ class Purgatory(Generic[Op]):
         """
         self._bind("cancel what watches {}", key)
         return [
-            cast("Op", operation)
-            for operation in self._watchers.operations(key)
-            if cancel(operation)
+            cast("Op", operation) for operation in self._by_key.operations(key) if cancel(operation)
         ]
 
     async def acancel_for_key(self, key: Hashable) -> list[Op]:
@@ -534,17 +530,18 @@ class Purgatory(Generic[Op]):
         """
         require_exception(f"fail what watches {describe(key)}", exception)
         self._bind("fail what watches {}", key)
-        return sum(fail(each, exception) for each in self._watchers.operations(key))
+        return sum(fail(each, exception) for each in self._by_key.operations(key))
 
     def fail_all(self, exception: BaseException) -> int:
         """As `fail`, for the operations of all keys: when a connection is lost, those who wait for
         its replies want that error. Cost: O(all operations), at once."""
         require_exception(f"fail {printable(self.name)}", exception)
         self._bind(f"fail {printable(self.name)}")
-        watchers, count = self._watchers, 0
-        for key in list(watchers.by_key):
-            count += sum(fail(each, exception) for each in watchers.operations(key))
-        return count
+        return sum(
+            fail(each, exception)
+            for key in list(self._by_key)
+            for each in self._by_key.operations(key)
+        )
 
     async def aclose(self, drain: float = 0.0) -> list[Op]:
         """Refuses new operations, lets the pending ones end by themselves for a while, then cancels
@@ -579,13 +576,13 @@ class Purgatory(Generic[Op]):
     @property
     def pending(self) -> int:
         """How many operations wait. Exact. Cost: O(1)."""
-        return len(self._watchers)
+        return self._pending
 
     @property
     def watched(self) -> int:
         """How many pairs of a waiting operation and a key that it watches there are. Exact. Cost:
         O(1)."""
-        return self._watchers.registrations
+        return self._watched
 
     def keys(self) -> Iterator[Hashable]:
         """The keys that operations watch now. The iterator ends with `RuntimeError` if one is added
@@ -596,8 +593,8 @@ class Purgatory(Generic[Op]):
         """A snapshot of the counters. Cost: O(1)."""
         return PurgatoryStatistics(
             name=self.name,
-            pending=len(self._watchers),
-            watched=self._watchers.registrations,
+            pending=self._pending,
+            watched=self._watched,
             keys=len(self._by_key),
             completed=self._completed,
             expired=self._expired,
@@ -614,7 +611,7 @@ class Purgatory(Generic[Op]):
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
         loop."""
-        if self._loop_wheel.bind(action, value, len(self._watchers), threadsafe):
+        if self._loop_wheel.bind(action, value, self._pending, threadsafe):
             self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
             self._dispatcher = dispatcher_of(self._loop)
             self._idle_waiter = None
@@ -660,10 +657,10 @@ class Purgatory(Generic[Op]):
         checks = [self._checks.get(key) for key in (keys if type(keys) is tuple else (keys,))]
         return any(each is not None and each.is_ahead() for each in checks)
 
-    def _key_being_checked(self, links: WatchLinks) -> Any:
-        """The first key, among an operation's links, whose check is queued or in progress; `NO_KEY`
+    def _key_being_checked(self, keys: Keys) -> Any:
+        """The first one of an operation's keys whose check is queued or in progress; `NO_KEY`
         without such a key."""
-        for key in keys_of(links) if self._checks else ():
+        for key in keys_of(keys) if self._checks else ():
             if key in self._checks:
                 return key
         return NO_KEY
@@ -679,7 +676,7 @@ class Purgatory(Generic[Op]):
         elif when is not None and when <= now and not operation._op_may_outlast():
             operation._timer_deadline = max(when, now)
             claim(operation, EXPIRED, Cause.DEADLINE)
-        elif self._max_pending is not None and len(self._watchers) >= self._max_pending:
+        elif self._max_pending is not None and self._pending >= self._max_pending:
             raise PurgatoryFull(
                 f"cannot watch {describe(operation)}: max_pending ({self._max_pending}) operations "
                 f"are pending in {self.name}"
@@ -698,22 +695,23 @@ class Purgatory(Generic[Op]):
             self._expired += 1
         else:
             self._cancelled += 1
-        bucket = operation._link_ring
+        bucket = operation._timer_bucket
         if bucket is not None:
             bucket.remove(operation)
-        if operation._op_links is not UNWATCHED:
+        if operation._op_keys is not UNWATCHED:
             self._leave(operation)
-            if not self._watchers.pending and self._wheel.notify_empty:
+            if not self._pending and self._wheel.notify_empty:
                 self._loop_wheel.check_idle_later()
         return True
 
     def _leave(self, operation: Operation) -> None:
         """Removes an operation from the watch lists, if it is still in them."""
-        links = operation._op_links
-        if links is not UNWATCHED:
-            operation._op_links = UNWATCHED
-            self._watchers.pending -= 1
-            self._watchers.remove(operation, links)
+        keys: Any = operation._op_keys
+        if keys is not UNWATCHED:
+            operation._op_keys = UNWATCHED
+            self._pending -= 1
+            self._watched -= len(keys) if type(keys) is tuple else 1
+            self._by_key.leave(operation, keys)
 
     def _expire(self, operation: Operation) -> int:
         """Ends an operation at its deadline: by a last try, and only then by expiry.
@@ -723,9 +721,9 @@ class Purgatory(Generic[Op]):
         """
         if operation._op_state is not PENDING:  # cancelled by a finalizer
             return 1
-        dispatcher, links = self._dispatcher, operation._op_links
+        dispatcher, keys = self._dispatcher, operation._op_keys
         queued = self._queue_from_threads(self._inbox.take()) if self._inbox else 0
-        key = self._key_being_checked(links)
+        key = self._key_being_checked(keys)
         dispatcher.current = operation
         try:
             try_once(operation, key, is_last=True)
@@ -735,8 +733,8 @@ class Purgatory(Generic[Op]):
             # the next iteration.
             dispatcher.continue_later()
         if operation.state is COMPLETED and key is NO_KEY:
-            self._count_missed_trigger(operation, keys_of(links))
-        return queued + steps_to_leave(links)
+            self._count_missed_trigger(operation, keys_of(keys))
+        return queued + steps_to_leave(keys)
 
     def _count_missed_trigger(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
         kind, timeout = type(operation).__name__, operation._op_timeout
@@ -794,27 +792,28 @@ class Purgatory(Generic[Op]):
     @property
     def _is_idle(self) -> bool:
         """Whether nothing is pending."""
-        return not self._watchers.pending
+        return not self._pending
 
     def _on_wheel_idle(self) -> None:
-        self._watchers.shrink()
+        if not self._pending:
+            self._by_key.clear()  # which frees its memory
         notify_idle(self)
 
     def _check(self) -> None:
         """Asserts the whole invariant between hooks. For tests. Cost: O(all waits)."""
         self._loop_wheel._check()
-        self._watchers._check()
+        self._by_key._check()
         if self._loop is UNBOUND:
             assert not self.pending
             return
         self._dispatcher._check()
-        waiting = {
-            operation for key in self._by_key for operation in self._watchers.operations(key)
-        }
+        each_key = [(each, key) for key in self._by_key for each in self._by_key.operations(key)]
+        waiting = {operation for operation, _ in each_key}
+        assert self._watched == len(each_key) and self._pending == len(waiting)
         for operation in waiting:
             assert operation._op_state is PENDING and operation._op_home is self
             assert operation._op_result is NO_RESULT
-        assert self._wheel.size == sum(operation._link_ring is not None for operation in waiting)
+        assert self._wheel.size == sum(operation._timer_bucket is not None for operation in waiting)
         queued = [getattr(work, "__self__", None) for work, _ in self._dispatcher.queue]
         mine = {each for each in queued if isinstance(each, KeyCheck) and each._home is self}
         assert set(self._checks.values()) == mine

@@ -101,7 +101,7 @@ class _Waiter(TimerEntry):
         self.timeout = timeout
         self.started_at = purgatory._time()
         self.future: Any = None
-        self._link_ring = None
+        self._timer_bucket = None
 
     def _timer_expired(self) -> None:
         self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
@@ -561,7 +561,7 @@ class ThresholdPurgatory(Generic[K, V]):
         assert all(key is queue.key for key, queue in self._queues.items())
         waiters = [waiter for queue in self._queues.values() for waiter in queue._check()]
         assert self._pending == len(waiters)
-        in_wheel = sum(waiter._link_ring is not None for waiter in waiters)
+        in_wheel = sum(waiter._timer_bucket is not None for waiter in waiters)
         assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
         self._loop_wheel._check()
 

@@ -112,7 +112,7 @@ class Timeout(TimerEntry):
         self._state = CREATED
         self._when = when
         """The deadline, as it was given until it is entered."""
-        self._link_ring = None
+        self._timer_bucket = None
         self._handle: Handle | None = None
         """The callback that lets it expire in the next iteration, if the deadline has passed."""
 
@@ -195,7 +195,7 @@ class Timeout(TimerEntry):
         if when <= now:
             self._unschedule()
             self._handle = loop_wheel.loop.call_soon(self._timer_expired)
-        elif self._link_ring is not None:
+        elif self._timer_bucket is not None:
             loop_wheel.wheel.reschedule(self, when, now)
         else:
             loop_wheel.wheel.add(self, when, now)
@@ -207,7 +207,7 @@ class Timeout(TimerEntry):
     @compiled
     def _unschedule(self) -> None:
         """Prevents its expiry."""
-        bucket = self._link_ring
+        bucket = self._timer_bucket
         if bucket is not None:
             bucket.remove(self)
         elif self._handle is not None:

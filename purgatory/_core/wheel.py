@@ -45,13 +45,13 @@ Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); 
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import islice
 from math import ceil, floor, inf, isnan, nextafter
 from operator import index
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, final
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.kernel import compiled, fields
-from purgatory._core.rings import Link, Ring
 
 MIN_TICK: Final = 1e-9
 """In seconds; no loop's clock has a finer resolution."""
@@ -134,17 +134,18 @@ class TickClock:
 
 
 @fields
-class TimerEntry(Link):
+class TimerEntry:
     """Something that waits in a wheel.
 
     Attributes:
-        _link_ring: the bucket that holds the entry; None if it is in no wheel.
+        _timer_bucket: the bucket that holds the entry; None if it is in no wheel.
         _timer_deadline: the deadline, in seconds. A later one may be assigned: when the bucket of
             the entry is due, the entry moves to the bucket of its deadline.
     """
 
-    __slots__ = ("_timer_deadline",)
+    __slots__ = ("_timer_bucket", "_timer_deadline")
 
+    _timer_bucket: "EntryList | None"
     _timer_deadline: Any  # a float, never NaN; in no wheel, some subclasses have None
 
     def _timer_expired(self) -> int | None:
@@ -158,11 +159,48 @@ class TimerEntry(Link):
         """
         raise TypeError(f"{type(self).__name__} defines no _timer_expired")
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"cannot copy or pickle {self!r}: it is known by its identity")
+
 
 @fields
-class Bucket(Ring):
-    """The interval `[start_tick, start_tick + level.tick)`, and the entries that are due in it, in
-    order of addition."""
+class EntryList:
+    """Entries in order of addition, any of which leaves in O(1). The kernel links them to a ring."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[TimerEntry, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, entry: TimerEntry) -> None:
+        """Adds `entry`, which is in no list, at the end."""
+        self._entries[entry] = None
+        entry._timer_bucket = self
+
+    def remove(self, entry: TimerEntry) -> bool:
+        """Removes `entry`; False if it is not here."""
+        if entry._timer_bucket is not self:
+            return False
+        entry._timer_bucket = None
+        del self._entries[entry]
+        if not self._entries:
+            self.emptied()
+        return True
+
+    def emptied(self) -> None:
+        """Called when the last entry has left."""
+
+    def entries(self, most: int | None = None) -> list[TimerEntry]:
+        """The first entries, in order; all without `most`."""
+        return list(islice(self._entries, most))
+
+
+@fields
+class Bucket(EntryList):
+    """The interval `[start_tick, start_tick + level.tick)`, and the entries that are due in it."""
 
     __slots__ = (
         "generation",
@@ -236,6 +274,9 @@ CLOSE: Final = 0.998
 """Above this fraction the number of ticks was an integer, or little more, which is the next tick."""
 
 
+NO_ENTRIES: Final[Iterator[TimerEntry]] = iter(())
+
+
 @fields
 class TimingWheel:
     """A hierarchical timing wheel of `TimerEntry` objects.
@@ -262,6 +303,7 @@ class TimingWheel:
 
     __slots__ = (
         "_arm",
+        "_batch",
         "_beyond_horizon",
         "_budget",
         "_cascades",
@@ -322,8 +364,10 @@ class TimingWheel:
         self._wide: list[tuple[int, int, Bucket]] = []
         """The open buckets of the other levels, a heap by the tick at which they cascade, and
         level."""
-        self._expiring = Ring()
+        self._expiring = EntryList()
         """The closed bucket that is due."""
+        self._batch = NO_ENTRIES
+        """The next ones of its entries; some may have left."""
         self._expiring_tick, self._until = -MAX_TICK, -inf
         """Its tick, and its last deadline in seconds; entries with later ones were postponed."""
         self._cascading: list[tuple[int, int, Bucket]] = []
@@ -357,14 +401,16 @@ class TimingWheel:
             level.buckets.clear()
         self._due.clear()
         self._wide.clear()
+        if not self._beyond_horizon:
+            self._beyond_horizon = Bucket(self, self.levels[0], MAX_TICK, 0)  # frees memory
 
     def clear(self) -> list[TimerEntry]:
         """Removes all entries and buckets, and returns the entries. The owner cancels the buckets'
         callbacks. Cost: one step for each entry."""
-        rings, notify, self.notify_empty = self._rings(), self.notify_empty, False
-        self._expiring, self._cascading = Ring(), []
+        lists, notify, self.notify_empty = self._lists(), self.notify_empty, False
+        self._expiring, self._cascading = EntryList(), []
         self.forget_buckets()
-        entries = [entry for ring in rings for entry in ring.links() if ring.remove(entry)]
+        entries = [entry for each in lists for entry in each.entries() if each.remove(entry)]
         self.notify_empty = notify
         return entries
 
@@ -410,7 +456,7 @@ class TimingWheel:
 
     def remove(self, entry: TimerEntry) -> bool:
         """Removes `entry`; False if it is in no wheel. Cost: O(1)."""
-        bucket = entry._link_ring
+        bucket = entry._timer_bucket
         return bucket is not None and bucket.remove(entry)
 
     def reschedule(self, entry: TimerEntry, when: float, now: float) -> None:
@@ -459,7 +505,7 @@ class TimingWheel:
     @property
     def size(self) -> int:
         """The number of entries. Cost: the number of buckets."""
-        return sum(map(len, self._rings()))
+        return sum(map(len, self._lists()))
 
     def is_empty(self) -> bool:
         """Whether no entry will ever be due. Cost: the number of empty buckets."""
@@ -473,11 +519,11 @@ class TimingWheel:
         """The open buckets, including empty ones."""
         return (bucket for level in self.levels for bucket in level.buckets.values())
 
-    def draining(self) -> list[Ring]:
+    def draining(self) -> list[EntryList]:
         """The closed buckets: first the due one, then those that cascade."""
         return [self._expiring, *(bucket for _, _, bucket in self._cascading)]
 
-    def _rings(self) -> list[Ring]:
+    def _lists(self) -> list[EntryList]:
         return [*self.buckets(), *self.draining(), self._beyond_horizon]
 
     # -- due entries
@@ -499,9 +545,12 @@ class TimingWheel:
         """Removes and returns the next due entry; None if there is none, or the iteration is
         over."""
         while self._budget > 0:
-            entry: Any = self._expiring.first
-            if entry is None:
-                if self._expire_next_bucket(now):
+            for entry in self._batch:
+                if entry._timer_bucket is self._expiring:
+                    break
+            else:
+                if self._expiring or self._expire_next_bucket(now):
+                    self._batch = iter(self._expiring.entries(self._budget))
                     continue
                 self._budget -= self._cascade(self._budget)
                 break
@@ -509,10 +558,10 @@ class TimingWheel:
             # With ticks finer than its float, a deadline may be past its tick.
             when = entry._timer_deadline
             if when <= self._until or self.clock.due_tick(when) <= self._expiring_tick:
-                if self._expiring.remove(entry):
-                    return entry  # type: ignore[no-any-return]
-            else:
-                self._move_on(entry)
+                self._expiring.remove(entry)
+                return entry
+            self._move_on(entry)
+        self._batch = NO_ENTRIES
         return None
 
     def spend(self, steps: int) -> None:
@@ -555,12 +604,12 @@ class TimingWheel:
         number."""
         moved = 0
         while moved < limit and self._cascading:
-            entry: Any = self._cascading[0][2].first
-            if entry is None:
+            entries = self._cascading[0][2].entries(limit - moved)
+            if not entries:
                 heappop(self._cascading)
-                continue
-            self._move_on(entry)
-            moved += 1
+            for entry in entries:
+                self._move_on(entry)
+            moved += len(entries)
         return moved
 
     def _move_on(self, entry: TimerEntry) -> None:
@@ -568,7 +617,7 @@ class TimingWheel:
         self._move(entry, self._bucket_for_tick(self.clock.due_tick(entry._timer_deadline)))
 
     def _move(self, entry: TimerEntry, target: Bucket) -> None:
-        bucket = entry._link_ring
+        bucket = entry._timer_bucket
         if bucket is not None and bucket.remove(entry):  # else a finalizer has removed it
             target.append(entry)
             self.moves += 1
@@ -623,15 +672,15 @@ class TimingWheel:
         ]
         assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
         for bucket in buckets:
-            for entry in bucket.links():
+            for entry in bucket.entries():
                 # Its bucket never begins too late; it begins too early if the entry is overdue or
                 # postponed.
                 assert bucket.start_tick <= max(
                     self.clock.due_tick(entry._timer_deadline), self.current_tick
                 )
-        for ring in self._rings():
-            entries = ring.links()
-            assert len(entries) == len(ring)
+        for each in self._lists():
+            entries = each.entries()
+            assert len(entries) == len(each)
             for entry in entries:
-                assert entry._link_ring is ring
+                assert entry._timer_bucket is each
                 assert type(entry._timer_deadline) is float and not isnan(entry._timer_deadline)

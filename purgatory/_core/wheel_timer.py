@@ -44,7 +44,7 @@ class TimerTask(TimerEntry):
         if running_loop() is not timer._loop:
             timer._check_loop("cancel {}", self)
         callback, self._callback = self._callback, None
-        bucket = self._link_ring
+        bucket = self._timer_bucket
         if bucket is not None and bucket.remove(self):
             return True
         return not (callback is None or callback is CALLED)

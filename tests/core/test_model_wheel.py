@@ -199,7 +199,7 @@ class History:
         item.task = self.timer.call_at(when, self.on_due, item)
         assert item.task.when() == when
         bucket = self.wheel.levels[0].buckets.get(self.clock.due_tick(when))
-        if bucket is not None and item.task._link_ring is bucket:
+        if bucket is not None and item.task._timer_bucket is bucket:
             item.bucket = bucket
 
     def cancel(self, item: Waiting) -> None:

@@ -142,7 +142,7 @@ async def test_finished_operation_is_unregistered_before_its_hooks(how, options,
         watch_all(purgatory, [Probe(1, completing=look, expiring=look)], keys)
         if how == "aclose":
             return
-        await end(purgatory, purgatory._watchers.operations("key")[0], how)
+        await end(purgatory, purgatory._by_key.operations("key")[0], how)
         look(None)
         assert set(seen) == {((3, 3, 1), 3, 3, 3)}
         assert len(seen) == {"cancel": 1, "cancel_for_key": 1, "expiry": 3}.get(how, 2)

@@ -19,7 +19,7 @@ class Named(TimerEntry):
 
     def __init__(self, name: object) -> None:
         self.name = name
-        self._link_ring = None
+        self._timer_bucket = None
 
 
 class WatchedWheel(TimingWheel):
@@ -52,7 +52,7 @@ class WatchedWheel(TimingWheel):
         one was handled."""
         self.begin_iteration(budget, now)
         while (entry := self.next_due(now)) is not None:
-            assert isinstance(entry, Named) and entry._link_ring is None
+            assert isinstance(entry, Named) and entry._timer_bucket is None
             assert entry._timer_deadline <= now
             self._check()
             yield entry.name
@@ -69,7 +69,7 @@ class WatchedWheel(TimingWheel):
         """The level's depth and the start of each bucket that is not empty, and the names in it."""
         return {
             (bucket.level.depth, bucket.start_tick): [
-                entry.name for entry in bucket.links() if isinstance(entry, Named)
+                entry.name for entry in bucket.entries() if isinstance(entry, Named)
             ]
             for bucket in self.buckets()
             if bucket
@@ -266,7 +266,7 @@ def cancel_and_postpone_a_few(
     wheel: WatchedWheel, entries: list[Named], randomly: random.Random
 ) -> None:
     for entry in randomly.sample(entries, 2):
-        if entry._link_ring is not None:
+        if entry._timer_bucket is not None:
             if randomly.random() < 0.5:
                 wheel.remove(entry)
             else:
