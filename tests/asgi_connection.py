@@ -11,25 +11,18 @@ class Connection:
 
     def send(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> None:
         is_chunked = "transfer-encoding" in headers
-        length = (
-            f"content-length: {len(body)}\r\n"
-            if body or (method == "POST" and not is_chunked)
-            else ""
-        )
-        self.writer.write(
-            f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}{length}\r\n".encode()
-            + body
-        )
+        if body or (method == "POST" and not is_chunked):
+            headers += f"content-length: {len(body)}\r\n"
+        head = f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\r\n"
+        self.writer.write(head.encode() + body)
 
     async def answer(self, first: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         """The next answer on the connection, whose `first` bytes were read: status, headers and
         body."""
         head = (first + await self.reader.readuntil(b"\r\n\r\n")).decode()
         status_line, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
         status = int(status_line.split()[1])
         if status in (204, 304):
             return status, headers, b""

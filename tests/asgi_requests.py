@@ -35,21 +35,12 @@ class Request:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.answer: list[Message] = []
         self.readers = self.most_readers = 0
+        names = {name.lower().encode(): value.encode() for name, value in (headers or {}).items()}
         self.scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "query_string": query,
-            "headers": [
-                (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
-            ],
-            "client": (host, 50000),
-            "server": ("192.0.2.2", 80),
-            "http_version": http_version,
-        }
+            "type": "http", "http_version": http_version, "scheme": "http", "method": method,
+            "path": path, "raw_path": path.encode(), "root_path": "", "query_string": query,
+            "headers": [*names.items()], "client": (host, 50000), "server": ("192.0.2.2", 80),
+        }  # fmt: skip
         self.task = asyncio.create_task(app(self.scope, self.receive, self.send))
 
     async def receive(self) -> Message:

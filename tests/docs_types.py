@@ -24,23 +24,17 @@ PAGES = [
     *sorted(COOKBOOK.parent.glob("[cg]*/*.md")),
     *sorted((ROOT / "purgatory").rglob("*.md")),
 ]
-EXAMPLES = [
-    *sorted((ROOT / "examples").glob("[a-z]*.py")),
-    *sorted((ROOT / "examples" / "recipes").glob("*.py")),
-]
+EXAMPLES = sorted((ROOT / "examples").glob("[a-z]*.py")) + sorted(
+    (ROOT / "examples/recipes").glob("*.py")
+)
 FILE = re.compile(r"# (\w+\.py)\n")
 TEST = re.compile(r"^(?:async )?def (?:test_|pytest_)|^@pytest", re.MULTILINE)
-NAMES_OF_THE_READER = (
-    "# mypy: disable-error-code=name-defined\n# pyright: reportUndefinedVariable=false\n"
-)
+NAMES_OF_THE_READER = """# mypy: disable-error-code=name-defined
+# pyright: reportUndefinedVariable=false
+"""
 # Packages without types, such as Django and Celery, are unknown to both checkers.
-MYPY = (
-    "--strict",
-    "--python-version=3.11",
-    "--disable-error-code=import-untyped",
-    "--disable-error-code=untyped-decorator",
-    "--cache-dir=.mypy_cache",
-)
+MYPY = ["--strict", "--python-version=3.11", "--cache-dir=.mypy_cache"]
+MYPY += [f"--disable-error-code={code}" for code in ("import-untyped", "untyped-decorator")]
 PYRIGHT = {
     "extraPaths": [str(ROOT / "examples"), str(ROOT)],
     "pythonVersion": "3.11",

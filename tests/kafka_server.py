@@ -106,15 +106,8 @@ class KafkaServer:
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
         )
         path = ":".join(map(str, jars(*SERVER)))
-        self.command = [
-            java,
-            *jvm,
-            *logs,
-            "-cp",
-            path,
-            "kafka.Kafka",
-            str(folder / "server.properties"),
-        ]
+        properties = str(folder / "server.properties")
+        self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", properties]
 
     def start(self) -> Self:
         """Returns when it accepts connections: by then it also handles requests."""

@@ -26,14 +26,9 @@ def build_wheel(folder: Path, **environment: str) -> subprocess.CompletedProcess
         str(folder),
         str(ROOT),
     ]
-    return subprocess.run(
-        command,
-        env=os.environ | {"PIP_QUIET": "0"} | environment,  # quiet hides the hook's warning
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    settings = os.environ | {"PIP_QUIET": "0"} | environment  # quiet hides the hook's warning
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, env=settings, text=True, **pipes, check=False)
 
 
 def modules_in(wheel: Path) -> list[str]:

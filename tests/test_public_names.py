@@ -16,35 +16,26 @@ import purgatory.relay
 import purgatory.testing
 
 PACKAGE = Path(purgatory.__file__).parent
+ROOMS = (purgatory.asgi, purgatory.console, purgatory.metrics, purgatory.relay, purgatory.testing)
+MODULES = (purgatory, *ROOMS)
 EXTRAS = [
-    "pyspark",
-    "rich",
-    "starlette",
-    "sse_starlette",
-    "uvicorn",
-    "pyarrow",
+    "asyncpg",
+    "opentelemetry",
     "pandas",
     "prometheus_client",
-    "opentelemetry",
-    "uvloop",
+    "pyarrow",
+    "pyspark",
     "pytest",
     "redis",
-    "asyncpg",
+    "rich",
+    "sse_starlette",
+    "starlette",
+    "uvicorn",
+    "uvloop",
 ]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        purgatory,
-        purgatory.asgi,
-        purgatory.console,
-        purgatory.metrics,
-        purgatory.relay,
-        purgatory.testing,
-    ],
-    ids=lambda module: module.__name__,
-)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_all_is_sorted_and_names_what_is_public(module):
     def is_ours(value: object) -> bool:
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
@@ -67,13 +58,7 @@ def may_be_subclassed(value: type) -> bool:
     "value",
     [
         value
-        for module in (
-            purgatory,
-            purgatory.asgi,
-            purgatory.metrics,
-            purgatory.relay,
-            purgatory.testing,
-        )
+        for module in MODULES
         for value in map(vars(module).get, module.__all__)
         if isinstance(value, type) and not may_be_subclassed(value)
     ],

@@ -23,22 +23,13 @@ from purgatory import OperationTimeout
 
 README = ROOT / "README.md"
 TESTING = ROOT / "purgatory" / "TESTING.md"
-PAGES = [
-    README,
-    TESTING,
-    *(
-        page
-        for folder in ("purgatory", "examples", "tests")
-        for page in sorted((ROOT / folder).rglob("README.md"))
-    ),
-    *sorted((ROOT / ".docs").glob("[cg]*/*.md")),
-]
+FOLDERS = [ROOT / folder for folder in ("purgatory", "examples", "tests")]
+PAGES = [README, TESTING, *(page for each in FOLDERS for page in sorted(each.rglob("README.md")))]
+PAGES += sorted((ROOT / ".docs").glob("[cg]*/*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SESSIONS = [
     "README.md",
-    "purgatory/README.md",
-    "purgatory/TESTING.md",
-    "purgatory/journal/README.md",
+    *(f"purgatory/{page}.md" for page in ("README", "TESTING", "journal/README")),
 ]
 FILE = re.compile(r"# (\w+\.py)\n")
 COMMAND = re.compile(
@@ -101,9 +92,8 @@ def test_replies_and_versions_of_readme_arrive() -> None:
 
 def test_the_web_service_of_the_front_page_answers() -> None:
     async def main(names: dict[str, Any]) -> None:
-        async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(names["app"]), base_url="http://app"
-        ) as client:
+        transport = httpx2.ASGITransport(names["app"])
+        async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
             assert (await client.get("/jobs/1", headers={"Prefer": "wait=9"})).status_code == 204
             assert asyncio.get_running_loop().time() == 9
             polling = asyncio.create_task(client.get("/jobs/1?wait=20"))
@@ -121,9 +111,8 @@ def test_first_example_works_in_repl() -> None:
     *lines, last = blocks(README, "python")[0].text.splitlines()
     assert last == "asyncio.run(main())"
     assert "end it with `await main()`" in README.read_text(encoding="utf-8")
-    read = (
-        CommandCompiler()
-    )  # as `python -m asyncio` does: line by line, and a blank line ends a function
+    # As `python -m asyncio` does: line by line, and a blank line ends a function.
+    read = CommandCompiler()
     read.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     printed, pending = [], []
     with session(README) as running:
@@ -190,12 +179,8 @@ def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None
 def test_links_lead_to_files_or_folders(name: str) -> None:
     page = ROOT / name
     links = [link or source for link, source in LINK.findall(page.read_text(encoding="utf-8"))]
-    missing = [
-        link
-        for link in links
-        if not link.startswith("https://") and not (page.parent / link).exists()
-    ]
-    assert missing == []
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -224,9 +209,5 @@ def test_readme_is_short_and_begins_with_quick() -> None:
     first = blocks(README, "python")[0]
     quick = (ROOT / "examples" / "quick.py").read_text(encoding="utf-8")
 
-    def without_blank_lines(source: str) -> list[str]:
-        return [line for line in source.splitlines() if line]
-
-    assert (
-        without_blank_lines(first.text) == without_blank_lines(quick)[1:]
-    )  # without its docstring
+    _, *code = filter(None, quick.splitlines())  # without its docstring
+    assert [*filter(None, first.text.splitlines())] == code

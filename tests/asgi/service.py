@@ -84,14 +84,9 @@ def counts() -> dict[str, int]:
 
 
 async def stats(_: Request) -> Response:
-    answer = {
-        "open": polls.open,
-        "pending": purgatory.pending + versions.thresholds.pending,
-        "watched": purgatory.watched,
-        "bodies": bodies,
-        "endings": counts(),
-    }
-    return JSONResponse(answer)
+    pending = purgatory.pending + versions.thresholds.pending
+    found = {"open": polls.open, "pending": pending, "watched": purgatory.watched}
+    return JSONResponse(found | {"bodies": bodies, "endings": counts()})
 
 
 def report(_: object, context: dict[str, Any]) -> None:

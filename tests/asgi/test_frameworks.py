@@ -408,13 +408,10 @@ def documented() -> fastapi.FastAPI:
 @pytest.mark.parametrize(
     ("query", "prefer", "status", "applied"),
     [
-        ("", "", 204, None),
-        ("?patience=0.01", "wait=20", 204, "wait=0.01"),
-        ("?patience=5&patience=0", "", 204, "wait=0"),
-        ("", "respond-async, wait=0", 204, "wait=0"),
-        ("", "wait=nonsense", 204, None),
-        ("?patience=soon", "", 400, None),
         ("?wait=soon", "", 204, None),
+        ("?patience=0.01", "wait=20", 204, "wait=0.01"),
+        ("", "respond-async, wait=0", 204, "wait=0"),
+        ("?patience=soon", "", 400, None),
     ],
 )
 def test_request_is_polled_as_without_dependency(documented, query, prefer, status, applied):

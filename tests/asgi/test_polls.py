@@ -165,26 +165,6 @@ async def test_http_2_has_no_connection_header():
 
 
 @on_virtual_time
-@in_each_way
-async def test_ended_wait_leaves_outer_timeout_intact(way):
-    service = Service(way)
-
-    async def patient(scope: Any, receive: Any, send: Any) -> None:
-        async with asyncio.timeout(10):
-            assert (await service.wait(service.polls.poll(scope))).ending is Ending.STOPPING
-            task = asyncio.current_task()
-            assert task is not None and task.cancelling() == 0
-            await asyncio.sleep(1)
-
-    service.answer = patient
-    request = Request(service.app)
-    await asyncio.sleep(1)
-    service.polls.stop()
-    await request.done()
-    assert now() == 2.0
-
-
-@on_virtual_time
 async def test_refused_poll_notifies_only_after_starting():
     listener = Listener()
     service = Service(max_open=2, observer=listener)

@@ -42,10 +42,8 @@ def test_its_tests_pass(folder, program):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    assert (
-        "3 passed"
-        in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
-    )
+    done = program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment)
+    assert "3 passed" in done.stdout
 
 
 @on_virtual_time
@@ -107,14 +105,9 @@ async def test_without_a_framework_it_is_the_same(folder):
 
 
 def test_readme_table_equals_answers():
-    rows = re.findall(
-        r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|",
-        PAGE.read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    shown = {
-        name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows
-    }
+    row = re.compile(r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|", re.MULTILINE)
+    rows = row.findall(PAGE.read_text(encoding="utf-8"))
+    shown = {name: (int(status), int(code), names.strip()) for name, status, code, names in rows}
 
     def headers(ending: Ending) -> str:
         outcome = outcome_of(ending, None, {}, "wait=1", 1.0)
@@ -122,10 +115,8 @@ def test_readme_table_equals_answers():
         in_table = ("Preference-Applied", "Retry-After", "Connection: close")
         return ", ".join(f"`{name}`" for name in in_table if name in names)
 
-    assert shown == {
-        **{
-            ending.name: (ANSWERS[ending].status, ANSWERS[ending].close_code, headers(ending))
-            for ending in Ending
-        },
-        "": (MALFORMED.status, MALFORMED.close_code, ""),
-    }
+    expected = {"": (MALFORMED.status, MALFORMED.close_code, "")}
+    for ending in Ending:
+        answer = ANSWERS[ending]
+        expected[ending.name] = (answer.status, answer.close_code, headers(ending))
+    assert shown == expected

@@ -26,7 +26,7 @@ class Socket:
     def __init__(self, app: Any, query: bytes = b"") -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.sent: list[Message] = []
-        self.scope: dict[str, Any] = {
+        self.scope = {
             "type": "websocket",
             "query_string": query,
             "headers": [],
@@ -63,9 +63,8 @@ class Board:
             self.purgatory, lambda: self.results, ["key"]
         )
         self.outcomes.append(outcome)
-        await send(
-            {"type": "websocket.close", "code": outcome.close_code, "reason": outcome.reason}
-        )
+        end = {"code": outcome.close_code, "reason": outcome.reason}
+        await send({"type": "websocket.close", **end})
         while not self.received or self.received[-1]["type"] != "websocket.disconnect":
             self.received.append(await receive())
         self.received.append(await receive())

@@ -115,15 +115,8 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
 
 
-page = console(
-    jobs,
-    versions,
-    polls=polls,
-    meter=meter,
-    relay=relay,
-    address=os.environ.get("ADDRESS"),
-    refresh=0.25,
-)
+options = {"address": os.environ.get("ADDRESS"), "refresh": 0.25}
+page = console(jobs, versions, polls=polls, meter=meter, relay=relay, **options)
 routes = [
     Route("/hello", hello),
     Route("/wait/{count}/{key}", wait),

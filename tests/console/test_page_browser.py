@@ -94,22 +94,17 @@ class Page:
     @property
     def complaints(self) -> list[str]:
         """The messages of the browser's console, except for failed connections."""
-        said = [
-            entry["message"]
-            for entry in self.browser.get_log("browser")
-            if entry["level"] == "SEVERE"
-        ]
-        return [
-            message for message in said if "ERR_" not in message and "status of 503" not in message
-        ]
+        entries = self.browser.get_log("browser")
+        said = [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+        failed = ("ERR_", "status of 503")
+        return [message for message in said if not any(word in message for word in failed)]
 
     def until(self, holds: Callable[[], bool]) -> None:
         try:
             WebDriverWait(self.browser, TIMEOUT, poll_frequency=0.05).until(lambda _: holds())
         except Exception as error:
-            raise AssertionError(
-                f"the page says: {self.text('body')}; the console: {self.complaints}"
-            ) from error
+            shown = f"the page says: {self.text('body')}; the console: {self.complaints}"
+            raise AssertionError(shown) from error
 
 
 @pytest.fixture
@@ -162,16 +157,14 @@ def test_keys_are_text_and_nothing_of_them_runs(server: Server, page: Page) -> N
         "'<img src=x onerror=\"window.hacked = 1\">'",
         "'</td><b>bold</b>'",
     } <= {*keys}
-    assert page.run(
+    counts = (
         "return [window.hacked, document.images.length, document.querySelectorAll('td b').length]"
-    ) == [None, 0, 0]
-    page.run(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: "
-        "'window.hacked = 2'}))"
     )
-    assert (
-        page.run("return window.hacked") is None
-    )  # the policy of the page, were there ever a hole in it
+    assert page.run(counts) == [None, 0, 0]
+    # The policy of the page, were there ever a hole in it.
+    script = "Object.assign(document.createElement('script'), {textContent: 'window.hacked = 2'})"
+    page.run(f"document.body.append({script})")
+    assert page.run("return window.hacked") is None
     assert any("Content Security Policy" in message for message in page.complaints)
 
 
@@ -226,23 +219,16 @@ def test_alerts_are_first_and_title_names_service(server: Server, page: Page) ->
     assert refused.startswith("1 poll was refused: at most ")
     assert missed == "1 missed trigger in jobs"
     assert page.run("return document.querySelector('main').firstElementChild.id") == "alerts"
-    above = (
-        "const [a, b] = [...arguments].map((each) => "
-        "document.querySelector(each).getBoundingClientRect().top); return a < b"
-    )
+    above = """const [a, b] = [...arguments].map((each) =>
+        document.querySelector(each).getBoundingClientRect().top); return a < b"""
     assert page.run(above, "[data-name=jobs] .missed", "[data-name=jobs] .time")
     assert page.complaints == []
 
 
 def test_scales_end_at_round_numbers(page: Page) -> None:
-    tops = page.run(
-        "return Array.from({length: 3000}, (_, i) => ceiling(i / 2)).map((top, i) => [i / 2, top])"
-    )
-    assert [
-        (value, top)
-        for value, top in tops
-        if not top or not max(value, 1) <= top <= max(2 * value, 2)
-    ] == []
+    tops = page.run("return Array.from({length: 3000}, (_, i) => [i / 2, ceiling(i / 2)])")
+    for value, top in tops:
+        assert top and max(value, 1) <= top <= max(2 * value, 2)
 
 
 def test_sections_without_data_are_hidden(server: Server, page: Page) -> None:
@@ -267,10 +253,8 @@ def test_page_requests_carry_the_query(browser: Chrome, server: Server) -> None:
     page.until(lambda: page.pending == "5")
     page.until(lambda: browser.title == f"5 pending · orders service on {gethostname()}")
     browser.get(f"{server.url}/guarded/?token=wrong")
-    assert (
-        page.text("body")
-        == "This page was not shown: console(authorize=...) has refused this request.\n"
-    )
+    refused = "This page was not shown: console(authorize=...) has refused this request.\n"
+    assert page.text("body") == refused
 
 
 def test_page_with_relay_lists_other_workers(browser: Chrome, tmp_path: Path) -> None:
@@ -339,10 +323,8 @@ def test_eight_purgatories_are_lines_that_open(browser: Chrome, server: Server) 
     page.until(lambda: len(page.texts(".line strong")) == 8)
     height = "return document.documentElement.scrollHeight"
     assert page.run(height) < 1000
-    opened = (
-        "return [...document.querySelectorAll('.body')].flatMap((each, i) => each.hidden ? [] : "
-        "[i])"
-    )
+    opened = """return [...document.querySelectorAll('.body')]
+        .flatMap((each, i) => each.hidden ? [] : [i])"""
     assert page.run(opened) == []
     page.run("document.querySelectorAll('.line')[2].click(); location.hash = '#purgatory-5'")
     page.until(lambda: page.run(opened) == [2, 5])

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from math import inf
 
 import pytest
-from helpers import Probe
+from helpers import Listener, Probe
 from loops import on_virtual_time
 
 from purgatory import Cause, OperationState, Purgatory
@@ -17,18 +17,6 @@ from purgatory.metrics._durations import MAX_UNSORTED, Durations
 from purgatory.metrics._snapshot import LATENESS_BOUNDS, WAIT_BOUNDS
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-class Keeper:
-    """Keeps every event."""
-
-    def __init__(self):
-        self.ended = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, *_): ...
 
 
 class Other(Probe):
@@ -57,7 +45,7 @@ async def live(purgatory, rng, number):
 @on_virtual_time
 @pytest.mark.parametrize("seed", range(3))
 async def test_it_counts_what_the_events_say(seed):
-    meter, keeper = Meter(), Keeper()
+    meter, keeper = Meter(), Listener()
     async with (
         Purgatory("orders", observer=[meter, keeper]) as orders,
         Purgatory("jobs", observer=[keeper, meter]) as jobs,

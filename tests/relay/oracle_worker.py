@@ -134,15 +134,8 @@ async def keep_replying(relay: Relay, notes: Notes, name: str, folder: Path) -> 
             await asyncio.sleep(max(0.0, slot * REPLY_SLOT - time.monotonic()))
 
 
-async def main(
-    url: str,
-    folder: Path,
-    name: str,
-    count: int,
-    resync: float,
-    timeout: float,
-    forget_after: float,
-) -> None:
+async def main(url: str, folder: Path, name: str, count: int, *seconds: float) -> None:
+    resync, timeout, forget_after = seconds
     keys = [f"key{number}" for number in range(count)]
     seen = last_seen(folder, name, keys)
     notes = Notes(folder, name)

@@ -75,15 +75,8 @@ class Run:
 
     async def start(self, name: str) -> None:
         options = self.options
-        words = (
-            self.url,
-            self.folder,
-            name,
-            options.keys,
-            RESYNC,
-            STORE_TIMEOUT,
-            options.forget_after,
-        )
+        seconds = (RESYNC, STORE_TIMEOUT, options.forget_after)
+        words = (self.url, self.folder, name, options.keys, *seconds)
         self.living[name] = await asyncio.create_subprocess_exec(
             sys.executable, str(WORKER), *map(str, words)
         )
@@ -225,10 +218,8 @@ def back_up(run: Run) -> Callable[[], None]:
     if isinstance(run.store, NatsServer):
         backups = asyncio.run(snapshots(run.url))
         return lambda: asyncio.run(restored(run.url, backups))
-    database, kept_database = (
-        run.store.database("purgatory"),
-        sqlite3.connect(":memory:", check_same_thread=False),
-    )
+    database = run.store.database("purgatory")
+    kept_database = sqlite3.connect(":memory:", check_same_thread=False)
     database.backup(kept_database)
     database.close()
 

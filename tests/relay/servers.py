@@ -14,6 +14,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import files
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +64,7 @@ class FileStore:
         self.folder, self.url = folder, f"file://{folder}"
 
     def database(self, prefix: str) -> sqlite3.Connection:
+        until(lambda: any(self.folder.glob(f"{prefix}.*.sqlite")))  # which a process makes
         [path] = self.folder.glob(f"{prefix}.*.sqlite")
         return sqlite3.connect(path, timeout=TIMEOUT)
 
@@ -182,12 +184,8 @@ class RedisCluster:
             bus = self.primary.port, self.primary.bus
             for other in self.servers if number == 1 else ():
                 other.ask("CLUSTER", "MEET", "127.0.0.1", *map(str, bus))
-        known = (b"cluster_state:ok", b"cluster_known_nodes:4")
-        until(
-            lambda: all(
-                word in server.ask("CLUSTER", "INFO") for server in self.servers for word in known
-            )
-        )
+        for server, word in product(self.servers, (b"cluster_state:ok", b"cluster_known_nodes:4")):
+            until(lambda server=server, word=word: word in server.ask("CLUSTER", "INFO"))
         name = self.primary.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
         until(lambda: self.replica.ask("CLUSTER", "REPLICATE", name) == b"+OK\r\n")
         self.await_replica()
@@ -227,12 +225,8 @@ class PostgresServer(Server):
         command = [binaries / "initdb", "-D", self.data, *words]
         made = subprocess.run(command, user=user, check=False, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
-        options = {
-            "unix_socket_directories": self.folder,
-            "fsync": "off",
-            "listen_addresses": "127.0.0.1",
-            "port": port,
-        }
+        options = {"unix_socket_directories": self.folder, "fsync": "off", "port": port}
+        options["listen_addresses"] = "127.0.0.1"
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         super().__init__([str(binaries / "postgres"), "-D", str(self.data), *settings], port, user)
 
@@ -242,11 +236,9 @@ class PostgresServer(Server):
         if on_path:
             return Path(on_path).resolve().parent
         installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-        return (
-            installed[-1].parent
-            if installed
-            else unavailable("needs PostgreSQL: apt-get install postgresql")
-        )
+        if not installed:
+            unavailable("needs PostgreSQL: apt-get install postgresql")
+        return installed[-1].parent
 
     def run(self, statement: str, user: str = "tester", at: str = "") -> str:
         """Runs a statement as `user`, here or at another address, and returns its rows as text."""
@@ -296,12 +288,8 @@ class PostgresServer(Server):
     def _children(self) -> list[int]:
         if self.process is None:
             return []
-        return [
-            int(child)
-            for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            .read_text()
-            .split()
-        ]
+        number = self.process.pid
+        return [*map(int, Path(f"/proc/{number}/task/{number}/children").read_text().split())]
 
     def end(self) -> None:
         self.kill()

@@ -22,13 +22,8 @@ from purgatory.relay import blocking
 async def test_write_without_loop_answers_waits_on_a_loop(url: str, prefix: str) -> None:
     def write() -> list[int]:
         with blocking.Relay(url, prefix=prefix, timeout=TIMEOUT) as relay:
-            versions = [
-                relay.version("a"),
-                relay.bump("a"),
-                relay.bump("a"),
-                relay.advance("a", 7),
-                relay.advance("a", 3),
-            ]
+            versions = [relay.version("a"), relay.bump("a"), relay.bump("a")]
+            versions += [relay.advance("a", 7), relay.advance("a", 3)]
             relay.forget("a")
             return [*versions, relay.version("a"), relay.version("b"), relay.bump("b")]
 

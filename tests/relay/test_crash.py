@@ -55,16 +55,10 @@ def state(orders: sqlite3.Connection) -> str:
 
 async def kill_worker(way: str, place: str, url: str, database: str, code: Path) -> None:
     """Runs a worker to its place, and kills it there."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(PROGRAM),
-        way,
-        place,
-        url,
-        database,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(code), *sys.path])},
-    )
+    command = [sys.executable, str(PROGRAM), way, place, url, database]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(code), *sys.path])}
+    pipe, start = asyncio.subprocess.PIPE, asyncio.create_subprocess_exec
+    process = await start(*command, stdout=pipe, env=environment)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"here\n"
     process.kill()

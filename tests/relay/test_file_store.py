@@ -67,10 +67,7 @@ async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
         other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
         other.execute("BEGIN IMMEDIATE")
         iterations = 0
-        patient, writing = (
-            asyncio.create_task(there.bump("a")),
-            asyncio.create_task(here.bump("a")),
-        )
+        patient, writing = (asyncio.create_task(each.bump("a")) for each in (there, here))
         while not writing.done():
             await asyncio.sleep(0.001)
             iterations += 1
@@ -90,9 +87,7 @@ async def test_delayed_listener_finally_receives_everything(tmp_path: Path) -> N
         waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
         await knows(there, *(f"key{number}" for number in range(300)))
         writer = here._store
-        for number in range(
-            300
-        ):  # in one iteration of the loop, so that no relay receives meanwhile
+        for number in range(300):  # in one iteration of the loop, in which no relay receives
             coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
             coroutine.send(None)
             with pytest.raises(StopIteration):
@@ -127,12 +122,11 @@ async def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> Non
 
 async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None:
     boot = boot_id()
-    notes, other = tmp_path / "purgatory.notes.sqlite", tmp_path / "purgatory.01234567.sqlite"
-    text, link = (
-        tmp_path / "purgatory.0123456789abcdef.sock",
-        tmp_path / "purgatory.aaaaaaaaaaaaaaaa.sock",
-    )
-    old, log = tmp_path / "purgatory.89abcdef.sqlite", tmp_path / "purgatory.89abcdef.sqlite-wal"
+    names = (
+        "notes.sqlite", "01234567.sqlite", "0123456789abcdef.sock", "aaaaaaaaaaaaaaaa.sock",
+        "89abcdef.sqlite", "89abcdef.sqlite-wal",
+    )  # fmt: skip
+    notes, other, text, link, old, log = (tmp_path / f"purgatory.{name}" for name in names)
     database = sqlite3.connect(other)
     database.execute("CREATE TABLE cities (name TEXT)")
     database.close()
@@ -216,10 +210,8 @@ async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> N
         assert here.statistics().is_connected
         trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
         database.execute(f"CREATE TRIGGER full {trigger}")
-        with pytest.raises(
-            RelayUnavailable,
-            match=r"cannot open the relay: tried for 0.5 s: .*no space is left",
-        ):
+        match = r"cannot open the relay: tried for 0.5 s: .*no space is left"
+        with pytest.raises(RelayUnavailable, match=match):
             async with Relay(f"file://{tmp_path}/app", timeout=0.5):
                 pass
 

@@ -49,13 +49,8 @@ class DictStore:
         )
         position = changed[limit - 1][0] if len(changed) > limit else self.position
         names = [*(key for _, key in changed[:limit]), *keys]
-        return ReadResult(
-            self.epoch,
-            position,
-            {key: self.versions.get(key, 0) for key in names},
-            len(changed) > limit,
-            self.position,
-        )
+        versions = {key: self.versions.get(key, 0) for key in names}
+        return ReadResult(self.epoch, position, versions, len(changed) > limit, self.position)
 
     def renew(self, epoch: str) -> bool:
         if self.epoch != epoch:
@@ -251,11 +246,8 @@ class Simulation(RuleBasedStateMachine):
             epoch = process.follower.epoch_to_end
             if epoch is not None:
                 if self.store.renew(epoch):
-                    self.publish(
-                        ChangeMessage(
-                            self.store.epoch, self.store.position, self.store.position, {}
-                        )
-                    )
+                    position = self.store.position
+                    self.publish(ChangeMessage(self.store.epoch, position, position, {}))
                 process.follower.epoch_to_end = None
             process.result = self.store.read(process.request.keys, process.request.since, limit)
 
@@ -263,12 +255,8 @@ class Simulation(RuleBasedStateMachine):
         process = self.processes[at]
         if process.request is None or (process.result is None and not fails):
             return
-        request, result, process.request, process.result = (
-            process.request,
-            process.result,
-            None,
-            None,
-        )
+        request, result = process.request, process.result
+        process.request = process.result = None
         if fails or result is None:
             process.follower.on_read_failed(request)
             return
@@ -407,13 +395,8 @@ def test_waits_end_by_next_read_and_never_early(examples: int) -> None:
     """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. A failure
     is printed, step by step."""
     more = os.environ.get("PURGATORY_SIMULATIONS")
-    Simulation.TestCase.settings = settings(
-        max_examples=int(more or examples),
-        derandomize=more is None,
-        stateful_step_count=60,
-        deadline=None,
-        database=None,
-    )
+    number: Any = {"max_examples": int(more or examples), "derandomize": more is None}
+    Simulation.TestCase.settings = settings(**number, stateful_step_count=60, database=None)
     Simulation.TestCase("runTest").runTest()
 
 

@@ -34,11 +34,8 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
     """JetStream's answer."""
     client = await nats.connect(server.url)
     try:
-        return json.loads(
-            (
-                await client.request(f"$JS.API.{verb}", json.dumps(words).encode(), timeout=TIMEOUT)
-            ).data
-        )
+        payload = json.dumps(words).encode()
+        return json.loads((await client.request(f"$JS.API.{verb}", payload, timeout=TIMEOUT)).data)
     finally:
         await client.close()
 
@@ -46,12 +43,7 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
 @pytest.mark.parametrize(
     "config",
     [
-        {
-            "name": "foreign_versions",
-            "subjects": ["something.else"],
-            "storage": "memory",
-            "allow_direct": True,
-        },
+        {"name": "foreign_versions", "subjects": ["something.else"], "allow_direct": True},
         {"name": "foreign_versions", "subjects": ["foreign_versions.>"], "storage": "file"},
         {"name": "another", "subjects": ["foreign_versions.*"]},
     ],

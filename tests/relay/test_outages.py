@@ -52,10 +52,8 @@ async def test_waits_survive_killed_server_and_complete_after_restart(server: An
     async with pair(server.url) as (here, there), Relay(server.url, timeout=TIMEOUT) as failing:
         assert await there.bump("a") == 1
         epoch = here.epoch
-        short = [
-            asyncio.create_task(here.wait("a", 1, 0.3)),
-            asyncio.create_task(here.receive("a", 0.3)),
-        ]
+        calls = (here.wait("a", 1, 0.3), here.receive("a", 0.3))
+        short = [asyncio.create_task(call) for call in calls]
         waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
         receives = [asyncio.create_task(here.receive(f"key{n}")) for n in range(20)]
         await until(lambda: here.statistics().watched >= 40)  # the short ones may have ended
@@ -66,14 +64,14 @@ async def test_waits_survive_killed_server_and_complete_after_restart(server: An
             with pytest.raises(TimeoutError):
                 await task
         begun = time.monotonic()
-        calls = {
+        failing_calls = {
             "bump": failing.bump("a"),
             "read": failing.version("a"),
             "advance": failing.advance("a", 7),
             "deliver to": failing.deliver("a", b"", ttl=TIMEOUT),
         }
-        answers = await asyncio.gather(*calls.values(), return_exceptions=True)
-        for verb, error in zip(calls, answers, strict=True):
+        answers = await asyncio.gather(*failing_calls.values(), return_exceptions=True)
+        for verb, error in zip(failing_calls, answers, strict=True):
             assert isinstance(error, RelayUnavailable)
             assert re.match(rf"cannot {verb} 'a': .*127.0.0.1", str(error))
         with pytest.raises(OperationTimeout, match=r"cannot receive 'a': .*127\.0\.0\.1"):

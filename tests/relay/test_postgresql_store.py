@@ -72,35 +72,24 @@ async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: 
         await here.bump("locked", connection=connection)
         await set_timeout(here, 1.0)
         for _ in range(5):
-            calls = [
-                here.bump("locked"),
-                *(here.bump(f"key{number}") for number in range(99)),
-                here.bump("locked"),
-            ]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(answer) for answer in answers[1:-1]] == [int] * 99
-            assert isinstance(answers[0], RelayUnavailable)
-            assert str(answers[0]).startswith(
-                "cannot bump 'locked': another transaction holds it locked at postgresql://"
-            )
-            assert isinstance(answers[-1], RelayUnavailable)
+            keys = ["locked", *(f"key{number}" for number in range(99)), "locked"]
+            calls = (here.bump(key) for key in keys)
+            first, *others, last = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(answer) for answer in others] == [int] * 99
+            assert isinstance(first, RelayUnavailable) and isinstance(last, RelayUnavailable)
+            words = "cannot bump 'locked': another transaction holds it locked at postgresql://"
+            assert str(first).startswith(words)
             assert here.statistics().is_connected
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
         assert await connection.fetchval(query) == 2
-        await until(
-            lambda: not here._client.changes.is_locked("locked")
-        )  # the last attempt has failed, too
+        # The last attempt has failed, too.
+        await until(lambda: not here._client.changes.is_locked("locked"))
         await set_timeout(here, TIMEOUT)
         waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
         await until(lambda: here._client.changes.is_locked("locked"))
         waiting.append(asyncio.create_task(here.bump("locked")))
         await transaction.rollback()
-        assert await asyncio.gather(*waiting) == [
-            before + 1,
-            before + 2,
-            before + 3,
-            before + 4,
-        ]
+        assert await asyncio.gather(*waiting) == [before + number for number in range(1, 5)]
         assert await here.version("key0") == 5
 
 
@@ -177,11 +166,8 @@ async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> 
         ):
             await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
         follower = here._follower
-        await until(
-            lambda: (
-                follower.received >= 4 and not follower.needs_read and follower._in_flight is None
-            )
-        )
+        await until(lambda: follower.received >= 4 and not follower.needs_read)
+        await until(lambda: follower._in_flight is None)
         assert not waiting.done()
         assert (here.epoch, here.statistics().epochs) == (epoch, 1)
         table = here._store._table  # type: ignore[attr-defined]
@@ -201,10 +187,8 @@ async def test_hint_for_attached_purgatory_costs_one_read(postgres: PostgresServ
         listener = Listener()
         purgatory: Purgatory[Any] = Purgatory(observer=listener)
         here.attach(purgatory)
-        receiving = [
-            asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"]))
-            for number in range(50)
-        ]
+        waits = (purgatory.wait_for(lambda: False, [f"key{number}"]) for number in range(50))
+        receiving = [asyncio.create_task(wait) for wait in waits]
         await until(lambda: purgatory.watched == 50)
         for number in range(50):
             await there.bump(f"key{number}")

@@ -27,13 +27,8 @@ def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> No
     reports: list[Report] = []
     Runner(loop_factory, reports)(check(lambda: open_store(url, prefix)))
     # asyncpg reports this if it is cancelled while it connects.
-    fail_on(
-        [
-            report
-            for report in reports
-            if "unexpected connection_lost()" not in str(report.get("exception"))
-        ]
-    )
+    lost = "unexpected connection_lost()"
+    fail_on([report for report in reports if lost not in str(report.get("exception"))])
 
 
 def test_every_check_is_among_those_that_stores_run() -> None:

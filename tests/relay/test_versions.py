@@ -31,13 +31,11 @@ class Worker:
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         poll = self.polls.poll(scope)
         if scope["path"] == "/events":
-            response = event_source(
-                poll,
-                self.versions,
-                self.key,
-                lambda seen: [row for row in self.events if row[0] > seen],
-            )
-            await response(scope, receive, send)
+
+            def read(seen: int) -> list[tuple[int, str]]:
+                return [row for row in self.events if row[0] > seen]
+
+            await event_source(poll, self.versions, self.key, read)(scope, receive, send)
             return
         outcome = await self.versions.changed(poll, self.key)
         await outcome.send(
@@ -58,11 +56,8 @@ async def test_tag_holds_across_workers_and_restarts(tmp_path: Path) -> None:
         await until(lambda: other.polls.open == 1 and second.statistics().watched == 1)
         await first.bump("news")
         await waiting.done()
-        assert (waiting.status, waiting.content, waiting.headers["etag"]) == (
-            200,
-            b"1",
-            f'W/"{first.epoch}-1"',
-        )
+        assert (waiting.status, waiting.content) == (200, b"1")
+        assert waiting.headers["etag"] == f'W/"{first.epoch}-1"'
     async with Relay(url) as third:
         request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
         assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
