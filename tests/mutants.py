@@ -55,8 +55,8 @@ LEFT_OUT = {
 }
 """Modules without a mechanism, and modules tested by other gates."""
 
-NOT_MUTATED = {"_check", "__repr__", "__reduce_ex__"}
-"""Functions for tests and for messages."""
+NOT_MUTATED = {"__repr__", "__reduce_ex__"}
+"""Functions for messages."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -109,11 +109,6 @@ class Dispatcher:
             self.continue_later()
         return self.completed - before
 
-    def _check(self) -> None:
-        """Asserts the whole invariant between hooks. For tests."""
-        assert self.current is None
-        assert self._continuation_scheduled or not self.queue
-
 
 def dispatcher_of(loop: Any) -> Dispatcher:
     """The dispatcher of a loop. It is an attribute of the loop."""

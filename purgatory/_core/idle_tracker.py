@@ -226,12 +226,3 @@ class IdleTracker(Generic[Id]):
         touched_at, now = entry._timer_deadline - self._timeout, self._time()
         keys = (entry.key,)
         self._observers.ended(entry, keys, touched_at, now, self._timeout, Cause.DEADLINE, 1)
-
-    def _check(self) -> None:
-        """Asserts the whole invariant. For tests. Cost: one step for each id."""
-        self._loop_wheel._check()
-        assert self._wheel.size == len(self._entries)
-        assert all(
-            entry.key is id_ and entry._timer_bucket is not None
-            for id_, entry in self._entries.items()
-        )

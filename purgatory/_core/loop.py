@@ -376,16 +376,6 @@ class LoopTimingWheel(LoopBinding):
             if bucket.handle is not None:  # None if it is overdue
                 bucket.handle.cancel()
 
-    def _check(self) -> None:
-        """Asserts the whole invariant between iterations of the loop. For tests."""
-        self.wheel._check()
-        for bucket in self.wheel.buckets():
-            is_armed = bucket.handle is not None and not bucket.handle.cancelled()
-            assert is_armed or (
-                bucket.wake_tick <= self.wheel.current_tick and self._continuation_scheduled
-            )
-        assert self._continuation_scheduled >= any(self.wheel.draining())
-
 
 T = TypeVar("T")
 

@@ -34,7 +34,6 @@ from purgatory._core.loop import (
 )
 from purgatory._core.observers import NO_KEY, Cause, Notifier, Observer, Record, observers_of
 from purgatory._core.operation import (
-    NO_RESULT,
     UNWATCHED,
     DelayedOperation,
     Op,
@@ -798,22 +797,3 @@ class Purgatory(Generic[Op]):
         if not self._pending:
             self._by_key.clear()  # which frees its memory
         notify_idle(self)
-
-    def _check(self) -> None:
-        """Asserts the whole invariant between hooks. For tests. Cost: O(all waits)."""
-        self._loop_wheel._check()
-        self._by_key._check()
-        if self._loop is UNBOUND:
-            assert not self.pending
-            return
-        self._dispatcher._check()
-        each_key = [(each, key) for key in self._by_key for each in self._by_key.operations(key)]
-        waiting = {operation for operation, _ in each_key}
-        assert self._watched == len(each_key) and self._pending == len(waiting)
-        for operation in waiting:
-            assert operation._op_state is PENDING and operation._op_home is self
-            assert operation._op_result is NO_RESULT
-        assert self._wheel.size == sum(operation._timer_bucket is not None for operation in waiting)
-        queued = [getattr(work, "__self__", None) for work, _ in self._dispatcher.queue]
-        mine = {each for each in queued if isinstance(each, KeyCheck) and each._home is self}
-        assert set(self._checks.values()) == mine

@@ -164,15 +164,3 @@ class ThresholdQueue:
         while self._heap[0] not in self.by_threshold:
             heappop(self._heap)
         return self._heap[0]
-
-    def _check(self) -> list[Any]:
-        """Asserts the whole invariant, and returns the waiters in order. For tests."""
-        heap, thresholds = self._heap, sorted(self.by_threshold)
-        assert all(heap[(at - 1) // 2] <= heap[at] for at in range(1, len(heap)))
-        assert set(heap) >= set(thresholds)
-        assert self.value is UNKNOWN or not thresholds or self.value < thresholds[0]
-        groups = [self.by_threshold[threshold] for threshold in thresholds]
-        waiters = [each for group in groups for each in (group if type(group) is dict else [group])]
-        assert all(groups) and len(waiters) == self.size
-        assert [each.threshold for each in waiters] == sorted(each.threshold for each in waiters)
-        return waiters

@@ -555,16 +555,6 @@ class ThresholdPurgatory(Generic[K, V]):
             waiter, (waiter.key,), began, now, timeout, cause, failed_tries, error
         )
 
-    def _check(self) -> None:
-        """Asserts the whole invariant between iterations of the loop. For tests. Cost: O(all
-        waits)."""
-        assert all(key is queue.key for key, queue in self._queues.items())
-        waiters = [waiter for queue in self._queues.values() for waiter in queue._check()]
-        assert self._pending == len(waiters)
-        in_wheel = sum(waiter._timer_bucket is not None for waiter in waiters)
-        assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
-        self._loop_wheel._check()
-
 
 def _wait(key: object, threshold: object) -> str:
     """A wait, for errors."""

@@ -142,18 +142,6 @@ class WatchLists(dict[Hashable, Any]):
             waiting = (waiting,)
         return list(islice((each for each in waiting if each._op_state is PENDING), most))
 
-    def _check(self) -> None:
-        """Asserts that the lists match the keys of their operations. For tests."""
-        for key, waiting in self.items():
-            operations = self.operations(key)
-            assert operations and len(set(operations)) == len(operations)
-            assert not isinstance(waiting, (dict, KeyCheck)) or len(waiting) == len(operations)
-            for operation in operations:
-                assert key in keys_of(operation._op_keys)
-                assert all(
-                    operation in self.operations(each) for each in keys_of(operation._op_keys)
-                )
-
 
 if TYPE_CHECKING:
     from purgatory._core.purgatory import Purgatory

@@ -46,7 +46,7 @@ Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
-from math import ceil, floor, inf, isnan, nextafter
+from math import ceil, floor, inf, nextafter
 from operator import index
 from typing import Any, Final, NoReturn, final
 
@@ -645,42 +645,3 @@ class TimingWheel:
                 break
             level.advance(current_tick)
         self._level0_end = self.clock.instant(self.levels[0].end_tick - 1)
-
-    def _check(self) -> None:
-        """Asserts the whole invariant. For tests. Cost: everything that waits."""
-        for depth, level in enumerate(self.levels):
-            assert level.depth == depth and level.tick == self.wheel_size**depth
-            assert level.interval == level.tick * self.wheel_size
-            assert level.end_tick == (self.current_tick // level.interval + 2) * level.interval
-            for number, bucket in level.buckets.items():
-                assert bucket.level is level and bucket.number == number
-                is_overdue = bucket.wake_tick <= self.current_tick
-                assert (
-                    depth == 0 or is_overdue or bucket.start_tick >= self.levels[depth - 1].end_tick
-                )
-        for level, recent in zip(self.levels, (self._recent0, self._recent1), strict=False):
-            assert recent is None or (recent.level is level and self.takes(recent))
-        buckets = [*self.buckets()]
-        assert {*buckets} == {bucket for _, bucket in self._due} | {
-            bucket for _, _, bucket in self._wide
-        }
-        assert len(buckets) == len(self._due) + len(self._wide)
-        assert all(start_tick == bucket.start_tick for start_tick, bucket in self._due)
-        assert all(item[:2] == (item[2].wake_tick, item[2].level.depth) for item in self._wide)
-        heaps: list[list[tuple[int, ...]]] = [
-            [item[:-1] for item in heap] for heap in (self._due, self._wide)
-        ]
-        assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
-        for bucket in buckets:
-            for entry in bucket.entries():
-                # Its bucket never begins too late; it begins too early if the entry is overdue or
-                # postponed.
-                assert bucket.start_tick <= max(
-                    self.clock.due_tick(entry._timer_deadline), self.current_tick
-                )
-        for each in self._lists():
-            entries = each.entries()
-            assert len(entries) == len(each)
-            for entry in entries:
-                assert entry._timer_bucket is each
-                assert type(entry._timer_deadline) is float and not isnan(entry._timer_deadline)

@@ -206,7 +206,3 @@ class WheelTimer:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"size={self.size}"
         return f"<WheelTimer tick={self._wheel.clock.tick} {state}>"
-
-    def _check(self) -> None:
-        """Asserts the whole invariant between iterations of the loop. For tests."""
-        self._loop_wheel._check()

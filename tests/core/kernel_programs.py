@@ -15,7 +15,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from invariants import check
 
 import purgatory
 from purgatory import (
@@ -212,9 +217,9 @@ class Program:
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.choice((0, 0.001, 0.2, 3.0)))
         await asyncio.sleep(3)
-        self.timer._check()
+        check(self.timer)
         if not self.has_own_keys:
-            self.purgatory._check()
+            check(self.purgatory)
         self.count()
         self.note(await self.purgatory.aclose())
         one = self.purgatory
@@ -369,7 +374,7 @@ def leaks(rounds: str) -> None:
             one.try_complete_else_watch(operation, keys)
             return operation
 
-        def check() -> None:
+        def check_one() -> None:
             watch(["a"]).way = "ready"
             one.check_and_complete("a")
 
@@ -431,7 +436,7 @@ def leaks(rounds: str) -> None:
                     timer.call_later(wrong, print)  # type: ignore[arg-type]
 
         paths: dict[str, Callable[[], Any]] = {
-            "check": check,
+            "check": check_one,
             "check_many": check_many,
             "share": share,
             "fail_hook": fail_hook,
@@ -477,8 +482,8 @@ def leaks(rounds: str) -> None:
                 )
             if kept[2] - kept[1] > count // 20:
                 print(f"{name}: {kept}")
-        one._check()
-        timer._check()
+        check(one)
+        check(timer)
         await one.aclose()
 
     tracemalloc.start()

@@ -6,7 +6,7 @@ the loop, so that cascades and bursts are interrupted half way. Chunks hold 4 en
 iteration of work has 8 steps, so that a dozen entries fill several chunks.
 The assertions: each callback runs once, is never early, and is not lost; once the loop has nothing
 to do, nothing is overdue; an iteration does bounded work; entries of one bucket keep the order of
-addition. `_check()` is called after each step.
+addition. `check` is called after each step.
 """
 
 import asyncio

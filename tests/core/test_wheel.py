@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from invariants import check
 
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, Bucket, TimerEntry, TimingWheel
 
@@ -44,7 +45,7 @@ class WatchedWheel(TimingWheel):
     def put(self, name: object, when: float, now: float = 0.0) -> Named:
         entry = Named(name)
         self.add(entry, when, now)
-        self._check()
+        check(self)
         return entry
 
     def one_iteration(self, now: float, budget: int = 512) -> Iterator[object]:
@@ -54,9 +55,9 @@ class WatchedWheel(TimingWheel):
         while (entry := self.next_due(now)) is not None:
             assert isinstance(entry, Named) and entry._timer_bucket is None
             assert entry._timer_deadline <= now
-            self._check()
+            check(self)
             yield entry.name
-        self._check()
+        check(self)
 
     def all_due(self, now: float, budget: int = 512) -> list[object]:
         """All due entries, over any number of iterations."""
@@ -246,7 +247,7 @@ def test_hastened_entry_is_due_once_at_new_tick(first: float, then: float) -> No
     wheel = WatchedWheel()
     entry = wheel.put("hastened", first)
     wheel.reschedule(entry, then, now=2)
-    wheel._check()
+    check(wheel)
     assert (wheel.size, entry._timer_deadline) == (1, then)
     due = [tick for tick in range(2, 700) for _ in wheel.all_due(tick)]
     assert due == [max(then, 2)]
@@ -318,7 +319,7 @@ def test_large_wide_bucket_delays_no_entry(wheel_size: int, order: str, meddle: 
         late.run(range(now, now + 1))
         if now < start:
             meddle(wheel, entries, randomly)
-    wheel._check()
+    check(wheel)
     assert min(late.by_name.values()) >= 0 and max(late.by_name.values()) <= 0
     if meddle is leave_alone:
         assert wheel.size == Lateness.SHORT
@@ -340,7 +341,7 @@ def test_ticks_expire_in_order_after_any_stall(wheel_size: int, budget: int, tic
             wheel.begin_iteration(budget, now)
             while (entry := wheel.next_due(now)) is not None:
                 ticks.append(wheel.clock.due_tick(entry._timer_deadline))
-        wheel._check()
+        check(wheel)
     while wheel.size:
         now += tick * 100
         wheel.begin_iteration(budget, now)
