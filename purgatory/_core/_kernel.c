@@ -66,9 +66,7 @@
     X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
     X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
     X(timer_call_later, 3, 64, "wheel_timer.WheelTimer.call_later") \
-    X(timer_call_at, 3, 64, "wheel_timer.WheelTimer.call_at") \
     X(task_cancel, 1, 1, "wheel_timer.TimerTask.cancel") \
-    X(task_reschedule, 2, 2, "wheel_timer.TimerTask.reschedule") \
     X(timeout, 1, 1, "timeouts.timeout") \
     X(timeout_unschedule, 1, 1, "timeouts.Timeout._unschedule") \
     X(op_finish, 1, 2, "operation.DelayedOperation._op_finish") \
@@ -679,7 +677,9 @@ static int timer_is_plain(State *st, PyObject *timer) {
     return is_running(st, AT(timer, Timer, _loop));
 }
 
-static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int is_delay) {
+/* wheel_timer.WheelTimer.call_later(self, delay, callback, *args) */
+static PyObject *timer_call_later(Twin *self, PyObject *const *a, Py_ssize_t count) {
+    State *st = self->st;
     PyObject *timer = a[0], *task = NULL, *result = NULL;
     double at = number_of(a[1]);
     if (isnan(at)) return PASS;
@@ -692,7 +692,7 @@ static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int i
         result = PASS;
         goto out;
     }
-    if (is_delay) at += PyFloat_AS_DOUBLE(now);
+    at += PyFloat_AS_DOUBLE(now);
     if ((task = st->Task->tp_alloc(st->Task, 0)) == NULL) goto out;
     AT(task, Task, _timer) = Py_NewRef(timer);
     AT(task, Task, _callback) = count == 3 ? Py_NewRef(a[2]) :
@@ -703,16 +703,6 @@ out:
     Py_XDECREF(task); Py_XDECREF(now);
     Py_DECREF(wheel);
     return result;
-}
-
-/* wheel_timer.WheelTimer.call_later(self, delay, callback, *args) */
-static PyObject *timer_call_later(Twin *self, PyObject *const *a, Py_ssize_t count) {
-    return schedule(self->st, a, count, 1);
-}
-
-/* wheel_timer.WheelTimer.call_at(self, when, callback, *args) */
-static PyObject *timer_call_at(Twin *self, PyObject *const *a, Py_ssize_t count) {
-    return schedule(self->st, a, count, 0);
 }
 
 /* wheel_timer.TimerTask.cancel(self) */
@@ -728,26 +718,6 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
     Py_DECREF(callback);
     return removed < 0 ? NULL : PyBool_FromLong(removed);
-}
-
-/* wheel_timer.TimerTask.reschedule(self, when), to a later time */
-static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
-    State *st = self->st;
-    PyObject *task = a[0], *timer = is_a(task, st->Task) ? AT(task, Task, _timer) : NULL;
-    int is_plain = timer_is_plain(st, timer);
-    if (is_plain <= 0) return is_plain ? NULL : PASS;
-    PyObject *callback = AT(task, Task, _callback);
-    if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED)
-        return PASS;
-    PyObject *now = read_clock(st, AT(timer, Timer, _time));
-    if (now == NULL) return NULL;
-    double when = PyFloat_AS_DOUBLE(a[1]);
-    int is_later = is_float(now) && LIST(task) != NULL && when >= DEADLINE(task)
-        && when > PyFloat_AS_DOUBLE(now);
-    Py_DECREF(now);
-    if (!is_later) return PASS;
-    DEADLINE(task) = assigned(when);
-    return Py_NewRef(Py_None);
 }
 
 /* timeouts.timeout(delay), on a loop with a wheel of timeouts */

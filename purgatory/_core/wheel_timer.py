@@ -57,7 +57,6 @@ class TimerTask(TimerEntry):
         """The time at which the callback is due, in seconds of the loop's time."""
         return self._timer_deadline  # type: ignore[no-any-return]
 
-    @compiled
     def reschedule(self, when: float) -> None:
         """Moves the callback to another time.
 
@@ -149,7 +148,6 @@ class WheelTimer:
             delay = seconds("delay", delay)
         return self._schedule(now + delay, now, callback, args)
 
-    @compiled
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerTask:
         """As `call_later`, at the time `when` of the loop's clock."""
         if running_loop() is not self._loop:
