@@ -10,9 +10,7 @@ Program = Callable[..., CompletedProcess[str]]
 
 
 @pytest.mark.slow
-def test_unanswered_wait_leaks_its_key_only_by_hand(
-    program: Program,
-) -> None:
+def test_unanswered_wait_leaks_its_key_only_by_hand(program: Program) -> None:
     table = program(
         EXAMPLES / "by_hand.py", "--waits", "20000", "--rounds", "1"
     ).stdout.splitlines()

@@ -35,9 +35,7 @@ async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [0.0, 0.0004, 60.0])
-async def test_unanswered_poll_ends_exactly_at_its_deadline(
-    timeout: float,
-) -> None:
+async def test_unanswered_poll_ends_exactly_at_its_deadline(timeout: float) -> None:
     async with client_of(long_poll.Board()) as client:
         await client.post("/topics/news", content="old")
         started = asyncio.get_running_loop().time()

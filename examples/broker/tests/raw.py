@@ -39,13 +39,8 @@ def make(cls: Any, values: dict[str, Any]) -> Any:
         value = values.get(field.name, field.default)
         if value is MISSING:
             kind = field.metadata.get("kafka_type", "")
-            nothing = {
-                "string": "",
-                "bytes": b"",
-                "bool": False,
-                "timedelta_i32": timedelta(),
-                "timedelta_i64": timedelta(),
-            }
+            nothing: dict[str, Any] = {"string": "", "bytes": b"", "bool": False}
+            nothing |= {"timedelta_i32": timedelta(), "timedelta_i64": timedelta()}
             value = None if is_nullable else () if is_array else nothing.get(kind, 0)
         elif is_dataclass(item) and field.name in values and value is not None:
             value = tuple(make(item, one) for one in value) if is_array else make(item, value)
@@ -60,12 +55,8 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
     cls: Any = load_request_schema(api.key, version)
     header = cls.__header_schema__
     buffer = io.BytesIO()
-    fields = {
-        "request_api_key": api.key,
-        "request_api_version": version,
-        "correlation_id": correlation_id,
-        "client_id": "raw",
-    }
+    fields = {"request_api_key": api.key, "request_api_version": version}
+    fields |= {"correlation_id": correlation_id, "client_id": "raw"}
     entity_writer(header)(buffer, make(header, fields))
     entity_writer(cls)(buffer, make(cls, values))
     return buffer.getvalue()
@@ -152,9 +143,8 @@ class Direct:
             elif fields is None:
                 response.set_result(None)
             else:
-                response.set_result(
-                    unframed(name, version, bytes(write_response(request, fields)[4:]))
-                )
+                data = bytes(write_response(request, fields)[4:])
+                response.set_result(unframed(name, version, data))
 
         request = read_request(framed(name, version, **values), LOCAL, PEER, respond)
         self.broker.handle(request)
@@ -217,29 +207,14 @@ def make_batch(
     header."""
     records = b""
     for number, value in enumerate(values):
-        keyed = varint(-1) if key is None else varint(len(key)) + key
-        body = (
-            b"\0"
-            + varint(number)
-            + varint(number)
-            + keyed
-            + (varint(-1) if value is None else varint(len(value)) + value)
-            + varint(0)
-        )
+        parts = [varint(-1) if each is None else varint(len(each)) + each for each in (key, value)]
+        body = b"\0" + varint(number) * 2 + b"".join(parts) + varint(0)
         records += varint(len(body)) + body
     count = len(values) if count is None else count
     last = count - 1
-    head = struct.pack(
-        ">hiqqqhii",
-        attributes,
-        last,
-        time,
-        time + len(values) - 1,
-        producer,
-        epoch,
-        sequence,
-        count,
-    )
+    times = time, time + len(values) - 1
+    numbers = producer, epoch, sequence, count
+    head = struct.pack(">hiqqqhii", attributes, last, *times, *numbers)
     tail = head + compress(records)
     return struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail
 
@@ -267,12 +242,8 @@ def fetch_fields(
         for index, offset in enumerate(offsets)
     ]
     topics = [{"topic": topic, "partitions": partitions}]
-    return {
-        "max_wait": timedelta(seconds=wait),
-        "min_bytes": min_bytes,
-        "max_bytes": max_bytes,
-        "topics": topics,
-    }
+    limits = {"min_bytes": min_bytes, "max_bytes": max_bytes}
+    return {"max_wait": timedelta(seconds=wait), "topics": topics, **limits}
 
 
 def produced(response: Any) -> list[tuple[str, int]]:

@@ -1,27 +1,33 @@
 """Invalid input over a real socket: the client gets an error or is disconnected, with a line in the
-log."""
+log, and memory is bounded."""
 
 import asyncio
+import gzip
 import logging
 import os
 import resource
 import socket
-import ssl
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import uvloop
-from crc32c import crc32c
+from cramjam import lz4, snappy, zstd
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from purgatory_broker import batches, server, testing
+from purgatory_broker.batches import HEADER, check_records, iter_records, read_batch
+from purgatory_broker.compression import MAX_SIZE
+from purgatory_broker.responses import ApiError
 from purgatory_broker.testing import BrokerThread
-from purgatory_broker.wire import APIS, Api
+from purgatory_broker.wire import APIS, BadRequest, Request, read_request
 from raw import (
+    LOCAL,
+    PEER,
     Raw,
     fetch_fields,
     fetched,
@@ -31,6 +37,7 @@ from raw import (
     produced,
     with_length,
 )
+from test_batches import xerial
 
 ONE = make_batch(b"one")
 
@@ -71,37 +78,6 @@ def send_and_hang_up(address: str, data: bytes) -> None:
             pass
 
 
-versions = st.sampled_from(
-    [
-        (api, version)
-        for api in APIS.values()
-        for version in range(api.min_version, api.max_version + 1)
-    ]
-)
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.binary(max_size=200))
-def test_garbage(broker: BrokerThread, data: bytes) -> None:
-    send_and_hang_up(broker.address, data)
-    send_and_hang_up(broker.address, with_length(data))
-
-
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(versions, st.binary(max_size=60), st.booleans())
-def test_valid_headers_before_invalid_bodies(
-    broker: BrokerThread, version: tuple[Api, int], body: bytes, is_flexible: bool
-) -> None:
-    header = struct.pack(">hhih", version[0].key, version[1], 1, -1) + (
-        b"\0" if is_flexible else b""
-    )
-    send_and_hang_up(broker.address, with_length(header + body))
-
-
 REQUESTS: dict[str, dict[str, Any]] = {
     "produce": produce_fields("alive", ONE, timeout=0.01),
     "fetch": fetch_fields("alive", 0, wait=0.01),
@@ -130,42 +106,145 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.sampled_from(sorted(REQUESTS)), st.data())
-def test_requests_with_some_bytes_changed(
-    broker: BrokerThread, name: str, data: st.DataObject
-) -> None:
-    frame = bytearray(framed(name, **REQUESTS[name]))
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(frame) - 1))
-        frame[at] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        del frame[data.draw(st.integers(1, len(frame))) :]
-    send_and_hang_up(broker.address, with_length(bytes(frame)))
+VERSIONS = [
+    (api, version)
+    for api in APIS.values()
+    for version in range(api.min_version, api.max_version + 1)
+]
+COMPRESS = {
+    1: gzip.compress,
+    2: lambda data: bytes(snappy.compress_raw(data)),
+    3: lambda data: bytes(lz4.compress(data)),
+    4: lambda data: bytes(zstd.compress(data)),
+    5: xerial,
+}
+MANY = pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.binary(max_size=100), st.integers(0, 3), st.integers(1, 10))
-def test_batches_with_invalid_records_can_be_searched(
-    broker: BrokerThread, body: bytes, codec: int, count: int
-) -> None:
-    tail = struct.pack(">hiqqqhii", codec, count - 1, 0, 10, -1, -1, -1, count) + body
-    batch = struct.pack(">qiibI", 0, 9 + len(tail), 0, 2, crc32c(tail)) + tail
-    found = batches.find_time(batch, 5)
-    assert isinstance(found[0], int)
-    with Raw(broker.address) as client:
-        client.create("invalid")
-        client.ask("produce", **produce_fields("invalid", batch))
-        for stamp in (5, -3, 11):
-            places = [{"partition_index": 0, "timestamp": stamp}]
-            response = client.ask(
-                "list_offsets", topics=[{"name": "invalid", "partitions": places}]
+def examples(count: int) -> Any:
+    """Settings of Hypothesis: the fixture may be shared by its examples."""
+    checks = [HealthCheck.function_scoped_fixture]
+    return settings(max_examples=count, deadline=None, suppress_health_check=checks)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes, first: int = 0) -> bytes:
+    """Bytes of which some, from the one with the index `first`, are changed, inserted or
+    removed."""
+    data = bytearray(whole)
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(first, max(first, len(data) - 1)))
+        way = draw(st.sampled_from(["set", "insert", "remove", "huge", "repeat"]))
+        if way == "set" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif way == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=10))
+        elif way == "remove":
+            del data[at : at + draw(st.integers(1, 10))]
+        elif way == "huge":
+            data[at : at + 4] = draw(st.sampled_from([b"\x7f\xff\xff\xff", b"\xff" * 9 + b"\x01"]))
+        else:
+            data[at:at] = data[at : at + 16] * draw(st.integers(1, 200))
+    return bytes(data)
+
+
+def peak_of(function: Any) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("factor", [1, MANY])
+def test_damaged_requests_take_bounded_memory(broker: BrokerThread, factor: int) -> None:
+    frames = [framed(api.name, version, **REQUESTS.get(api.name, {})) for api, version in VERSIONS]
+
+    @examples(300 * factor)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        way = data.draw(st.sampled_from(["damaged", "body", "monotonous", "garbage"]))
+        api, version = data.draw(st.sampled_from(VERSIONS))
+        head = struct.pack(">hhih", api.key, version, 1, -1)
+        if way == "damaged":
+            frame = data.draw(damaged(data.draw(st.sampled_from(frames)), 4))
+        elif way == "body":
+            frame = (
+                head + data.draw(st.sampled_from([b"", b"\0"])) + data.draw(st.binary(max_size=60))
             )
-            assert response.topics[0].partitions[0].error_code.name == "none"
+        elif way == "monotonous":
+            size = data.draw(st.integers(0, 3000 if factor == 1 else 300_000))
+            frame = head + bytes([data.draw(st.integers(0, 255))]) * size
+        else:
+            frame = data.draw(st.binary(max_size=200))
+            send_and_hang_up(broker.address, frame)
+
+        def read() -> None:
+            try:
+                request = read_request(frame, LOCAL, PEER, print)
+            except BadRequest:
+                return
+            assert isinstance(request, Request)
+
+        read()  # loads the schema
+        each = 1000 if way == "monotonous" else 600
+        assert peak_of(read) < 100_000 + each * len(frame)
+        send_and_hang_up(broker.address, with_length(frame))
+
+    check()
+
+
+@pytest.mark.parametrize("factor", [1, MANY])
+def test_damaged_batches_take_bounded_memory(broker: BrokerThread, factor: int) -> None:
+    @examples(100 * factor)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        codec = data.draw(st.sampled_from(list(COMPRESS)))
+        value = data.draw(st.binary(max_size=50)) * data.draw(st.integers(0, 50))
+        plain = make_batch(value, b"v", None, key=b"k")[HEADER.size :]
+        payload = data.draw(damaged(COMPRESS[codec](plain)) | st.binary(max_size=100))
+        count = data.draw(st.sampled_from([1, 3, 4, 2**31 - 1]))
+        number = data.draw(st.sampled_from([0, min(codec, 4) if codec != 5 else 2]))
+        whole = make_batch(b"v", attributes=number, compress=lambda _: payload, count=count)
+        codes = set[str]()
+
+        def check_and_search() -> None:
+            batch = read_batch(whole)
+            try:
+                records = check_records(whole, batch)
+                assert len(records) <= MAX_SIZE
+                list(iter_records(records, batch))
+            except ApiError as error:
+                codes.add(error.code.name)
+            except (IndexError, ValueError):  # only the lengths of records were checked
+                pass
+            assert isinstance(batches.find_time(whole, 5)[0], int)
+
+        assert peak_of(check_and_search) < 3 * MAX_SIZE
+        assert codes <= {"message_too_large", "invalid_record", "unknown_server_error"}
+        with Raw(broker.address) as client:
+            client.create("invalid")
+            client.ask("produce", **produce_fields("invalid", whole))
+            for stamp in (5, -3, 11):
+                places = [{"partition_index": 0, "timestamp": stamp}]
+                topics = [{"name": "invalid", "partitions": places}]
+                response = client.ask("list_offsets", topics=topics)
+                assert response.topics[0].partitions[0].error_code.name == "none"
+
+    check()
+
+
+@examples(300)
+@given(st.data())
+def test_damaged_headers_of_batches_are_refused(data: st.DataObject) -> None:
+    whole = data.draw(damaged(make_batch(b"v" * 40, b"w")))
+    code = ""
+    try:
+        assert HEADER.size <= read_batch(whole).size <= len(whole)
+    except ApiError as error:
+        code = error.code.name
+    assert code in ("", "corrupt_message", "unsupported_for_message_format")
 
 
 def test_after_all_invalid_input_it_serves_others(shared: BrokerThread) -> None:
@@ -177,72 +256,33 @@ def test_after_all_invalid_input_it_serves_others(shared: BrokerThread) -> None:
     assert shared.server.broker.fetches.pending == 0
 
 
-@pytest.mark.parametrize("length", [0, 7, -1, 2**31 - 1, 100 * 1024 * 1024 + 1])
-def test_a_length_that_cannot_be_closes_the_connection(
-    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture, length: int
-) -> None:
-    broker = start_broker()
-    with Raw(broker.address) as client:
-        client.socket.sendall(struct.pack(">i", length))
-        assert client.is_closed()
-    assert f"closed: a request of {length} bytes; 8 to 104857600 are possible" in caplog.text
-    assert_alive(broker)
+REFUSED = "closed: a request of {} bytes; 8 to 104857600 are possible"
+LENGTHS = {
+    struct.pack(">i", each): REFUSED.format(each) for each in (0, 7, -1, 2**31 - 1, 104857601)
+}
+NO_REQUESTS = {
+    struct.pack(">hhihh", 999, 0, 1, 0, 0): "API key 999 is not known here",
+    struct.pack(">hhihh", 1, 14, 1, 0, 0): "version 14 of fetch is not offered (4 to 13 are)",
+    struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1): "2147483647 items is announced, in 0 bytes",
+    struct.pack(">hhihb", 3, 9, 1, -1, 0) + b"\xff\xff\xff\xff\x0f": "an array of 4294967294 items",
+    struct.pack(">hhihih", 3, 1, 1, -1, 1, 20) + b"ab": "20 bytes are announced, 2 are there",
+}
 
 
-@pytest.mark.parametrize(
-    ("frame", "reason"),
-    [
-        (struct.pack(">hhihh", 999, 0, 1, 0, 0), "API key 999 is not known here"),
-        (
-            struct.pack(">hhihh", 1, 14, 1, 0, 0),
-            r"version 14 of fetch is not offered (4 to 13 are)",
-        ),
-        (
-            struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1),
-            "an array of 2147483647 items is announced, in 0 bytes",
-        ),
-        (
-            struct.pack(">hhihb", 3, 9, 1, -1, 0) + b"\xff\xff\xff\xff\x0f",
-            "an array of 4294967294 items is announced, in 0 bytes",
-        ),
-        (struct.pack(">hhihih", 3, 1, 1, -1, 1, 20) + b"ab", "20 bytes are announced, 2 are there"),
-    ],
-)
 def test_log_names_why_bytes_are_no_request(
-    start_broker: Callable[..., BrokerThread],
-    caplog: pytest.LogCaptureFixture,
-    frame: bytes,
-    reason: str,
+    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = start_broker()
     with Raw(broker.address) as other:
-        other.send("metadata", topics=None)
-        with Raw(broker.address) as client:
-            client.socket.sendall(with_length(frame))
-            assert client.is_closed()
-        assert other.receive("metadata").brokers
-    assert reason in caplog.text
+        whole = {with_length(frame): reason for frame, reason in NO_REQUESTS.items()}
+        for data, reason in (LENGTHS | whole).items():
+            other.send("metadata", topics=None)
+            with Raw(broker.address) as client:
+                client.socket.sendall(data)
+                assert client.is_closed()
+            assert other.receive("metadata").brokers
+            assert reason in caplog.text
     assert "Traceback" not in caplog.text
-
-
-def test_tls_and_sasl_are_refused_in_words(
-    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture
-) -> None:
-    address = start_broker().address
-    host, port = address.split(":")
-    with pytest.raises(OSError), socket.create_connection((host, int(port))) as plain:  # noqa: PT011
-        ssl.create_default_context().wrap_socket(plain, server_hostname=host)
-    assert (
-        "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT"
-        in caplog.text
-    )
-    with Raw(address) as client:
-        response = client.ask("sasl_handshake", mechanism="PLAIN")
-        assert (response.error_code.name, response.mechanisms) == ("illegal_sasl_state", ())
-    assert (
-        "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT"
-        in caplog.text
-    )
 
 
 def test_repeated_mistakes_are_logged_once(
@@ -254,8 +294,14 @@ def test_repeated_mistakes_are_logged_once(
             client.socket.sendall(b"\x16\x03\x01\x02\x00\x01\x00")
             assert client.is_closed()
         with Raw(broker.address) as client:
-            client.ask("sasl_handshake", mechanism="PLAIN")
-    assert [record.getMessage().count("PLAINTEXT") for record in caplog.records] == [1, 2]
+            response = client.ask("sasl_handshake", mechanism="PLAIN")
+            assert (response.error_code.name, response.mechanisms) == ("illegal_sasl_state", ())
+    messages = [record.getMessage() for record in caplog.records]
+    assert (
+        "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port" in messages[0]
+    )
+    assert "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is" in messages[1]
+    assert len(messages) == 2
     broker.clear()
     with Raw(broker.address) as client:
         client.ask("sasl_handshake", mechanism="PLAIN")
@@ -347,9 +393,7 @@ def test_responses_to_pipelined_requests_come_in_order(
             assert fetched(client.receive("fetch")) == [("none", (number + 1) * len(ONE))]
 
 
-def test_slow_reader_is_not_read_from(
-    start_broker: Callable[..., BrokerThread],
-) -> None:
+def test_slow_reader_is_not_read_from(start_broker: Callable[..., BrokerThread]) -> None:
     broker = start_broker()
     large = make_batch(os.urandom(900_000))
     with Raw(broker.address) as slow:

@@ -62,9 +62,7 @@ async def test_wrong_record_count_is_refused(
 
 
 @pytest.mark.parametrize("attributes", range(1, 8))
-async def test_undecodable_records_get_kafkas_error(
-    attributes: int,
-) -> None:
+async def test_undecodable_records_get_kafkas_error(attributes: int) -> None:
     for garbage in (b"", b"garbage" * 10):
         batch = make_batch(b"v", attributes=attributes, compress=lambda _, garbage=garbage: garbage)
         async with running_broker() as client:

@@ -3,14 +3,13 @@ them."""
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from brokers import program
 from confluent_kafka import Consumer, Producer
 from purgatory_broker.faults import BY_ITEM, BY_PARTITION
 from purgatory_broker.testing import BrokerThread
@@ -138,31 +137,20 @@ async def test_dropped_request_closes_its_connection(handled: bool, offset: int)
 
 
 async def test_what_cannot_be_asked_for_is_refused() -> None:
+    seconds = "seconds must be a number of zero or more, got "
     async with running_broker() as client:
         faults = client.broker.faults
-        for call, message in [
-            (
-                lambda: faults.fail("no_such", "NONE"),
-                "'no_such' is not offered here: add_offsets_to_txn, ",
-            ),
-            (
-                lambda: faults.fail("produce", "NO_SUCH"),
-                "'NO_SUCH' is not the name of an error of Kafka's",
-            ),
-            (
-                lambda: faults.fail("produce", "NONE", times=0),
-                "times must be at least 1, or None for all requests, got 0",
-            ),
-            (
-                lambda: faults.delay("produce", -1),
-                "seconds must be a number of zero or more, got -1",
-            ),
-            (lambda: faults.advance(-1), "seconds must be a number of zero or more, got -1"),
-            (lambda: faults.advance(True), "seconds must be a number of zero or more, got True"),
-            (lambda: faults.expire("group"), "group 'group' has no member"),
+        for message, call, *arguments in [
+            ("'no_such' is not offered here: add_offsets_to_txn, ", faults.fail, "no_such", "NONE"),
+            ("'NO_SUCH' is not the name of an error of Kafka's", faults.fail, "produce", "NO_SUCH"),
+            ("None for all requests, got 0", lambda: faults.fail("produce", "NONE", times=0)),
+            (f"{seconds}-1", faults.delay, "produce", -1),
+            (f"{seconds}-1", faults.advance, -1),
+            (f"{seconds}True", faults.advance, True),
+            ("group 'group' has no member", faults.expire, "group"),
         ]:
             with pytest.raises(ValueError, match=re.escape(message)):
-                call()
+                call(*arguments)
         with pytest.raises(RuntimeError, match="time cannot be moved on"):
             faults.advance(1)
         assert await send(client) == ("none", 0)
@@ -179,9 +167,7 @@ def test_time_that_moves_ends_waits_and_sessions(kafka_broker: BrokerThread) -> 
         assert fetched(client.receive("fetch")) == [("none", 0)]
 
 
-def test_idempotent_producer_survives_lost_responses(
-    kafka_broker: BrokerThread,
-) -> None:
+def test_idempotent_producer_survives_lost_responses(kafka_broker: BrokerThread) -> None:
     options = {
         "bootstrap.servers": kafka_broker.address,
         "enable.idempotence": True,
@@ -231,72 +217,50 @@ def test_a_member_that_expires_joins_again(kafka_broker: BrokerThread) -> None:
 
 @pytest.mark.slow
 def test_faults_are_asked_for_over_http() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "purgatory_broker", "--port", "0", "--control", "0"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            address, control = (process.stdout.readline().split()[-1] for _ in range(2))
+    with program("--control", "0") as (process, address):
+        assert process.stdout is not None
+        control = process.stdout.readline().split()[-1]
 
-            def post(
-                path: str,
-                content: str = "application/json",
-                headers: dict[str, str] | None = None,
-                **arguments: Any,
-            ) -> tuple[int, str]:
-                connection = HTTPConnection(control, timeout=TIMEOUT)
-                sent = {"Content-Type": content} | (headers or {})
+        def post(
+            path: str,
+            content: str = "application/json",
+            headers: dict[str, str] | None = None,
+            **arguments: Any,
+        ) -> tuple[int, str]:
+            sent = {"Content-Type": content} | (headers or {})
+            with closing(HTTPConnection(control, timeout=TIMEOUT)) as connection:
                 connection.request("POST", path, json.dumps(arguments), sent)
                 response = connection.getresponse()
-                try:
-                    return response.status, response.read().decode()
-                finally:
-                    connection.close()
+                return response.status, response.read().decode()
 
-            with Raw(address) as client:
-                client.create("topic")
-                assert post("/fail", api="produce", error="REQUEST_TIMED_OUT", times=2) == (204, "")
-                outcomes = [client.produce("topic", ONE) for _ in range(3)]
-                assert outcomes == [
-                    [("request_timed_out", -1)],
-                    [("request_timed_out", -1)],
-                    [("none", 0)],
-                ]
-                client.send("fetch", **fetch_fields("topic", 1, wait=300))
-                assert post("/advance", seconds=301) == (204, "")
-                assert fetched(client.receive("fetch")) == [("none", 0)]
-                assert post("/reset") == (204, "")
-                assert client.is_closed()
-            with Raw(address) as client:
-                assert client.ask("metadata", topics=None).topics == ()
-            for host, status in (
-                (control, 400),
-                ("localhost", 400),
-                ("evil.example", 403),
-                (f"evil.example:{control.rpartition(':')[2]}", 403),
-                ("127.0.0.1.evil.example", 403),
-                ("", 403),
-            ):
-                assert post("/fail", headers={"Host": host})[0] == status
-            assert post("/reset", headers={"Origin": "http://evil.example"})[0] == 403
-            assert post("/reset", headers={"Content-Length": "-1"})[0] == 400
-            assert post("/fail", api=5, error="NONE")[1].startswith("5 is not offered here: ")
-            delayed = {"api": "fetch", "seconds": "2"}
-            message = "seconds must be a number of zero or more, got '2'"
-            assert post("/delay", **delayed) == (400, message)
-            assert post("/fail", api="x", error="NONE")[0] == 400
-            assert post("/fail", api="produce")[0] == 400
-            assert post("/nothing") == (
-                400,
-                "/nothing is not one of /fail, /delay, /drop, /expire, /advance, /clear, /reset",
-            )
-            assert post("/reset", content="text/plain") == (
-                400,
-                "Content-Type has to be application/json",
-            )
-        finally:
-            process.terminate()
+        with Raw(address) as client:
+            client.create("topic")
+            assert post("/fail", api="produce", error="REQUEST_TIMED_OUT", times=2) == (204, "")
+            timed_out = [("request_timed_out", -1)]
+            outcomes = [client.produce("topic", ONE) for _ in range(3)]
+            assert outcomes == [timed_out, timed_out, [("none", 0)]]
+            client.send("fetch", **fetch_fields("topic", 1, wait=300))
+            assert post("/advance", seconds=301) == (204, "")
+            assert fetched(client.receive("fetch")) == [("none", 0)]
+            assert post("/reset") == (204, "")
+            assert client.is_closed()
+        with Raw(address) as client:
+            assert client.ask("metadata", topics=None).topics == ()
+        port = control.rpartition(":")[2]
+        for host in (control, "localhost"):
+            assert post("/fail", headers={"Host": host})[0] == 400
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+            assert post("/fail", headers={"Host": host})[0] == 403
+        assert post("/reset", headers={"Origin": "http://evil.example"})[0] == 403
+        assert post("/reset", headers={"Content-Length": "-1"})[0] == 400
+        assert post("/fail", api=5, error="NONE")[1].startswith("5 is not offered here: ")
+        seconds = "seconds must be a number of zero or more, got '2'"
+        assert post("/delay", api="fetch", seconds="2") == (400, seconds)
+        assert post("/fail", api="x", error="NONE")[0] == post("/fail", api="produce")[0] == 400
+        paths = "/fail, /delay, /drop, /expire, /advance, /clear, /reset"
+        assert post("/nothing") == (400, f"/nothing is not one of {paths}")
+        json_only = "Content-Type has to be application/json"
+        assert post("/reset", content="text/plain") == (400, json_only)
+        process.terminate()
         _, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, errors) == (0, "")

@@ -1,7 +1,7 @@
-"""The program as a whole, as a process: its command line, its end, and the demo with small
+"""The program as a whole: its command line, its settings, its end, its page, and the demo with small
 numbers."""
 
-import os
+import asyncio
 import re
 import signal
 import socket
@@ -11,40 +11,35 @@ import time
 import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
+from brokers import ENVIRONMENT, EXAMPLE, TIMEOUT, program
+from purgatory_broker import testing
 from purgatory_broker.command import main
+from purgatory_broker.settings import Settings
 from purgatory_broker.wire import APIS
-from raw import Raw, fetch_fields, make_batch, produce_fields, produced
+from raw import Raw, fetch_fields, make_batch
+from readme_blocks import FENCED
 
-EXAMPLE = Path(__file__).parents[1]
 README = EXAMPLE / "README.md"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-}  # the same packages as here
-BROKER, DEMO = ("-m", "purgatory_broker"), (str(EXAMPLE / "demo.py"),)
-TIMEOUT = 120.0  # seconds; no test passes or fails by how much of it a busy machine takes
+BLOCKS = [(match[1], match[2]) for match in FENCED.finditer(README.read_text("utf-8"))]
+CODE = [
+    " ".join(code.split())
+    for code in re.findall(r"`([^`]+)`", FENCED.sub("", README.read_text("utf-8")))
+]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def address_of(broker: "subprocess.Popen[str]") -> str:
-    assert broker.stdout is not None
-    match = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", broker.stdout.readline())
-    assert match is not None
-    return match[1]
+def demo(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE / "demo.py"), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
-    with start(*BROKER, "--port", "0") as broker, Raw(address := address_of(broker)) as client:
+    with program() as (broker, address), Raw(address) as client:
         client.create("topic")
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
         with Raw(address) as other:  # so that the fetch has arrived
@@ -58,34 +53,20 @@ def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 def test_signal_stops_and_starts_a_follower() -> None:
-    with start(
-        *BROKER,
-        "--port",
-        "0",
-        "--replicas",
-        "2",
-        "--replica-lag",
-        "1ms",
-        "--replica-timeout",
-        "2min",
-    ) as broker:
-        try:
-            with Raw(address_of(broker)) as client:
-                client.create("topic")
+    options = ("--replicas", "2", "--replica-lag", "1ms", "--replica-timeout", "2min")
+    with program(*options) as (broker, address), Raw(address) as client:
+        client.create("topic")
 
-                def send(timeout: float) -> str:
-                    fields = produce_fields("topic", make_batch(b"v"), timeout=timeout)
-                    ((error, _),) = produced(client.ask("produce", **fields))
-                    return error
+        def send(timeout: float) -> str:
+            ((error, _),) = client.produce("topic", make_batch(b"v"), timeout=timeout)
+            return error
 
-                assert send(TIMEOUT) == "none"
-                broker.send_signal(signal.SIGUSR1)
-                while send(0.2) == "none":
-                    pass
-                broker.send_signal(signal.SIGUSR1)
-                assert send(TIMEOUT) == "none"
-        finally:
-            broker.kill()
+        assert send(TIMEOUT) == "none"
+        broker.send_signal(signal.SIGUSR1)
+        while send(0.2) == "none":
+            pass
+        broker.send_signal(signal.SIGUSR1)
+        assert send(TIMEOUT) == "none"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +105,30 @@ def test_options_out_of_their_bounds_are_refused(capsys: pytest.CaptureFixture[s
     assert "replicas must be 1 to 100, got 200" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("replicas", 0, "replicas must be 1 to 100, got 0"),
+        ("replicas", 101, "replicas must be 1 to 100, got 101"),
+        ("partitions", "3", "partitions must be an integer, got '3'"),
+        ("partitions", True, "partitions must be an integer, got True"),
+        ("partitions", 10_001, "partitions must be 1 to 10000, got 10001"),
+        ("rebalance_delay", -1, "rebalance_delay must be zero or more seconds, got -1"),
+        ("replica_lag", float("nan"), "replica_lag must be zero or more seconds, got nan"),
+        ("replica_timeout", float("inf"), "replica_timeout must be zero or more seconds, got inf"),
+        ("clean_interval", None, "clean_interval must be a number of seconds, got None"),
+        ("clean_interval", 0, "clean_interval must be more than zero seconds, got 0"),
+        ("min_session_timeout", "1s", "min_session_timeout must be a number of seconds, got '1s'"),
+        ("fsync", 1, "fsync must be True or False, got 1"),
+        ("directory", "data", "directory must be a pathlib.Path or None, got 'data'"),
+    ],
+)
+def test_bad_value_is_refused_in_words(name: str, value: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        Settings(**{name: value})
+    assert str(error.value) == message
+
+
 def test_unusable_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -134,18 +139,12 @@ def test_unusable_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert message.startswith("purgatory-broker: cannot use --directory: ") and str(file) in message
 
 
-@pytest.mark.slow
-def test_a_port_that_is_taken_is_an_error() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        start(*BROKER, "--port", str(taken.getsockname()[1])) as broker,
-    ):
-        _, errors = broker.communicate(timeout=TIMEOUT)
-    assert broker.returncode == 1
-    assert re.fullmatch(
-        r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n",
-        errors,
-    )
+def test_a_port_that_is_taken_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        main(["--port", str(taken.getsockname()[1])])
+    assert ended.value.code == 1
+    message = r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n"
+    assert re.fullmatch(message, capsys.readouterr().err)
 
 
 @pytest.mark.slow
@@ -153,17 +152,13 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     "options", [["-p", "no:xdist", "-p", "no:asyncio"], ["-p", "no:asyncio", "-n", "2"]]
 )
 def test_tests_of_the_readme_pass(tmp_path: Path, options: list[str]) -> None:
-    test, conftest, fault = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:3]
+    test, conftest, fault = (text for language, text in BLOCKS if language == "python")
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_orders.py").write_text(test)
     (tmp_path / "test_fault.py").write_text(fault)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    plugin = [
-        "-p",
-        "purgatory_broker.pytest_plugin",
-    ]  # which an installed distribution registers by itself
-    command = [
-        sys.executable,
+    # An installed distribution registers the plugin by itself.
+    words = [
         "-W",
         "error",
         "-m",
@@ -171,16 +166,16 @@ def test_tests_of_the_readme_pass(tmp_path: Path, options: list[str]) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
-        *plugin,
-        *options,
+        "-p",
+        "purgatory_broker.pytest_plugin",
     ]
     ran = subprocess.run(
-        command,
+        [sys.executable, *words, *options],
         cwd=tmp_path,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=2 * TIMEOUT,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -205,17 +200,45 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
     }
 
 
-def test_every_link_of_the_readme_has_a_target() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
-    assert len(links) > 10
-    assert [link for link in links if "//" not in link and not (EXAMPLE / link).exists()] == []
+def test_the_page_says_how_to_install_each_extra() -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(re.findall(r"pip install '\./examples/broker\[(\w+)\]'", README.read_text())) == set(
+        extras
+    )
+
+
+def test_the_code_between_the_lines_starts_brokers() -> None:
+    (in_a_thread,) = (code for code in CODE if code.startswith("with BrokerThread("))
+    (on_the_loop,) = (code for code in CODE if code.startswith("async with Server("))
+    assert {"broker.address", "server.address"} <= set(CODE)
+    source = f"""\
+def first():
+    {in_a_thread}
+        return broker.address, broker.server.broker.settings
+
+async def second():
+    {on_the_loop}
+        return server.address
+"""
+    names = {name: getattr(testing, name) for name in ("BrokerThread", "Server", "Settings")}
+    exec(source, names)
+    address, settings = names["first"]()
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+    assert (settings.replicas, settings.partitions) == (3, 6)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", asyncio.run(names["second"]()))
+
+
+def test_new_block_of_the_page_needs_a_test() -> None:
+    languages = ["sh", "python", "python", "python", "sh", "sh"]
+    assert [language for language, _ in BLOCKS] == languages
 
 
 @pytest.mark.slow
 def test_demo_loses_and_doubles_no_message() -> None:
-    with start(*DEMO, "--messages", "400") as demo:
-        output, errors = demo.communicate(timeout=280)
-    assert (demo.returncode, errors) == (0, "")
+    with demo("--messages", "400") as running:
+        output, errors = running.communicate(timeout=280)
+    assert (running.returncode, errors) == (0, "")
     rows = {
         cells[0]: cells[1:]
         for line in output.splitlines()
@@ -232,14 +255,14 @@ def test_demo_loses_and_doubles_no_message() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_interrupted_demo_leaves_no_process_behind() -> None:
-    with start(*DEMO) as demo:
-        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
+    with demo() as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         until = time.monotonic() + TIMEOUT
         while len(pids := children.read_text().split()) < 9 and time.monotonic() < until:
             time.sleep(0.01)
-        demo.send_signal(signal.SIGINT)
-        _, errors = demo.communicate(timeout=TIMEOUT)
-    assert (demo.returncode, errors) == (0, "")
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=TIMEOUT)
+    assert (running.returncode, errors) == (0, "")
     assert len(pids) == 9
     until = time.monotonic() + TIMEOUT
     while (

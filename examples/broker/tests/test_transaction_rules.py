@@ -17,13 +17,8 @@ from requirements import unavailable
 from test_transactions import TransactionalProducer
 
 NOT_YET = {
-    *(
-        "concurrent_transactions",
-        "coordinator_load_in_progress",
-        "coordinator_not_available",
-        "not_coordinator",
-    ),
-    *("not_enough_replicas", "not_leader_or_follower"),
+    *("concurrent_transactions", "coordinator_load_in_progress", "coordinator_not_available"),
+    *("not_coordinator", "not_enough_replicas", "not_leader_or_follower"),
 }
 """Errors after which clients ask again: Kafka completes a transaction, and makes a topic, after its
 response."""
@@ -85,12 +80,8 @@ async def committed(client: Client, group: str) -> tuple[str, int]:
 async def commit(producer: TransactionalProducer, group: str, **values: Any) -> str:
     """The error of offsets that a producer commits."""
     topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-    fields = {
-        "topics": topics,
-        "group_id": group,
-        "generation_id": -1,
-        **producer.identity,
-    } | values
+    fields = {"topics": topics, "group_id": group, "generation_id": -1}
+    fields |= producer.identity | values
     response = await producer.client.ask("txn_offset_commit", **fields)
     return str(response.topics[0].partitions[0].error_code.name)
 
@@ -104,21 +95,15 @@ async def epochs_and_fencing(client: Client) -> None:
         assert await one.init(**given_back) == "none"
         assert one.epoch == given_back["producer_epoch"] + 1
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
-    assert [await one.end(), await one.end(), await one.end(committed=False)] == [
-        "none",
-        "none",
-        "invalid_txn_state",
-    ]
+    ended = [await one.end(), await one.end(), await one.end(committed=False)]
+    assert ended == ["none", "none", "invalid_txn_state"]
     assert await one.init() == "none"
     assert await one.end() == "invalid_txn_state"
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     assert await two.init() == "none"
     assert (two.id, two.epoch) == (one.id, one.epoch + 2)
-    assert (await one.send(), await one.add("topic"), await one.end()) == (
-        "invalid_producer_epoch",
-        ["producer_fenced"],
-        "producer_fenced",
-    )
+    assert await one.send() == "invalid_producer_epoch"
+    assert (await one.add("topic"), await one.end()) == (["producer_fenced"], "producer_fenced")
     assert await one.add("topic", version=1) == ["invalid_producer_epoch"]
     one.sequence -= 1
     assert await one.send() == "invalid_producer_epoch"  # although it is a duplicate
@@ -139,10 +124,8 @@ async def what_is_in_no_transaction(client: Client) -> None:
     assert (await stranger.send(), await stranger.end()) == ("invalid_producer_id_mapping",) * 2
     assert await one.send() == "invalid_txn_state"
     assert await one.send(transactional_id=None) == "transactional_id_authorization_failed"
-    assert await one.add("topic", "none") == [
-        "operation_not_attempted",
-        "unknown_topic_or_partition",
-    ]
+    errors = ["operation_not_attempted", "unknown_topic_or_partition"]
+    assert await one.add("topic", "none") == errors
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     plain = make_batch(b"v", producer=one.id, epoch=one.epoch, sequence=one.sequence)
     assert await client.produce("topic", plain) == [("invalid_txn_state", -1)]
@@ -186,14 +169,10 @@ async def records_that_are_deleted_in_a_transaction(client: Client) -> None:
     await client.ask("delete_records", topics=topics, timeout=timedelta(seconds=10))
     topics = [{"name": "deleted", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
     latest = await client.ask("list_offsets", topics=topics, isolation_level=1, replica_id=-1)
-    fetched = await client.ask(
-        "fetch", **fetch_fields("deleted", 2), isolation_level=1, replica_id=-1
-    )
-    assert (
-        latest.topics[0].partitions[0].offset
-        == fetched.responses[0].partitions[0].last_stable_offset
-        == 2
-    )
+    fields = {**fetch_fields("deleted", 2), "isolation_level": 1, "replica_id": -1}
+    fetched = await client.ask("fetch", **fields)
+    assert latest.topics[0].partitions[0].offset == 2
+    assert fetched.responses[0].partitions[0].last_stable_offset == 2
 
 
 async def a_transaction_that_takes_too_long(client: Client) -> None:

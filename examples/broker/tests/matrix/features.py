@@ -30,60 +30,28 @@ class NotOffered(Exception):
 
 
 class Member:
-    """A consumer. Its methods let it work meanwhile."""
+    """A consumer; it begins with the first record, and commits when asked.
+
+    `take(count)` returns values and headers of the next records, `share()` the assigned partitions.
+    Besides these: `commit()`, `committed(topic)`, `offset_at(topic, milliseconds)`, `close()`. All let
+    the client work meanwhile.
+    """
 
     rebalances = 0
     """How often partitions were assigned or revoked."""
 
-    def take(self, count: int) -> list[tuple[bytes, list[Any]]]:
-        """The values and headers of the next records."""
-        raise NotImplementedError
-
-    def share(self) -> list[int]:
-        """The assigned partitions."""
-        raise NotImplementedError
-
-    def commit(self) -> None: ...
-
-    def committed(self, topic: str) -> int | None: ...
-
-    def offset_at(self, topic: str, milliseconds: int) -> int: ...
-
-    def close(self) -> None: ...
-
 
 class Client:
-    """A client and its administration. Options have kafka-python's names."""
+    """A client and its administration. Options have kafka-python's names.
+
+    `produce(topic, **options)` sends `VALUES` with headers and times, and returns their offsets;
+    `transact(topic, group, *are_committed)` sends a record and an offset from 10 on in a transaction
+    for each; `member(topic, group, **options)` returns a `Member`; `delete_records(topic, before)`
+    returns the first offset that is left.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
-
-    def create(self, topic: str, partitions: int) -> None: ...
-
-    def add_partitions(self, topic: str, count: int) -> None: ...
-
-    def partitions(self, topic: str) -> int: ...
-
-    def delete(self, topic: str) -> None: ...
-
-    def topics(self) -> list[str]: ...
-
-    def set_config(self, topic: str, name: str, value: str) -> None: ...
-
-    def config(self, topic: str, name: str) -> str: ...
-
-    def delete_records(self, topic: str, before: int) -> int:
-        """Returns the first offset that is left."""
-        raise NotImplementedError
-
-    def produce(self, topic: str, **options: Any) -> list[int]:
-        """Sends `VALUES` with headers and times. Returns their offsets."""
-        raise NotImplementedError
-
-    def transact(self, topic: str, group: str, *are_committed: bool) -> None:
-        """A transaction for each, with a record and an offset from 10 on."""
-
-    def member(self, topic: str, group: str | None = None, **options: Any) -> Member: ...
 
     def commit_and_delete_offset(self, topic: str, group: str, offset: int) -> list[int | None]:
         """Returns the committed offset before and after its deletion."""
@@ -92,10 +60,6 @@ class Client:
     def join_new_group(self, topic: str) -> None:
         """Reads `VALUES` by the group protocol of KIP-848."""
         raise NotOffered
-
-    def connect_by_tls(self) -> None: ...
-
-    def connect_by_sasl(self) -> None: ...
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -113,7 +77,7 @@ def expect(found: object, expected: object) -> None:
         raise ValueError(f"{found!r} instead of {expected!r}")
 
 
-def read(client: Client, topic: str, count: int, **options: Any) -> list[Any]:
+def read(client: Any, topic: str, count: int, **options: Any) -> list[Any]:
     one = client.member(topic, **options)
     found = one.take(count)
     one.close()
@@ -124,18 +88,18 @@ def values(records: list[tuple[bytes, list[Any]]]) -> list[bytes]:
     return [value for value, _ in records]
 
 
-def round_trip(client: Client, topic: str, **options: Any) -> None:
+def round_trip(client: Any, topic: str, **options: Any) -> None:
     expect(client.produce(topic, **options), list(range(len(VALUES))))
     expect(values(read(client, topic, len(VALUES))), VALUES)
 
 
-def headers(client: Client) -> None:
+def headers(client: Any) -> None:
     client.produce("headers")
     found = [headers for _, headers in read(client, "headers", 2)]
     expect(found, [[("number", b"0")], [("number", b"1")]])
 
 
-def commit(client: Client) -> None:
+def commit(client: Any) -> None:
     client.produce("commit")
     for half in VALUES[:25], VALUES[25:]:
         one = client.member("commit", "commit")
@@ -144,11 +108,11 @@ def commit(client: Client) -> None:
         one.close()
 
 
-def shares(*members: Member) -> list[int]:
+def shares(*members: Any) -> list[int]:
     return [len(member.share()) for member in members]
 
 
-def group(client: Client) -> None:
+def group(client: Any) -> None:
     client.create("group", 4)
     one = client.member("group", "group")
     until(lambda: shares(one) == [4])
@@ -159,7 +123,7 @@ def group(client: Client) -> None:
     one.close()
 
 
-def static(client: Client) -> None:
+def static(client: Any) -> None:
     client.create("static", 2)
     one = client.member("static", "static", group_instance_id="one")
     two = client.member("static", "static", group_instance_id="two")
@@ -173,14 +137,14 @@ def static(client: Client) -> None:
     two.close()
 
 
-def times(client: Client) -> None:
+def times(client: Any) -> None:
     client.produce("times")
     one = client.member("times")
     expect([one.offset_at("times", START + at) for at in (0, 1500, 49_000)], [0, 2, 49])
     one.close()
 
 
-def transactions(client: Client) -> None:
+def transactions(client: Any) -> None:
     client.transact("transactions", "transactions", True, False, True)
     records = read(client, "transactions", 2, isolation_level="read_committed")
     expect(values(records), [b"0", b"2"])
@@ -189,7 +153,7 @@ def transactions(client: Client) -> None:
     one.close()
 
 
-def topics(client: Client) -> None:
+def topics(client: Any) -> None:
     client.create("topics", 2)
     client.add_partitions("topics", 3)
     until(lambda: client.partitions("topics") == 3)
@@ -197,29 +161,29 @@ def topics(client: Client) -> None:
     until(lambda: "topics" not in client.topics())
 
 
-def configs(client: Client) -> None:
+def configs(client: Any) -> None:
     client.create("configs", 1)
     client.set_config("configs", "retention.ms", "5000")
     until(lambda: client.config("configs", "retention.ms") == "5000")
 
 
-def delete_records(client: Client) -> None:
+def delete_records(client: Any) -> None:
     client.produce("delete-records")
     expect(client.delete_records("delete-records", 20), 20)
 
 
-def delete_offsets(client: Client) -> None:
+def delete_offsets(client: Any) -> None:
     client.create("delete-offsets", 1)
     found = client.commit_and_delete_offset("delete-offsets", "delete-offsets", 7)
     expect(found, [7, None])
 
 
-def new_group(client: Client) -> None:
+def new_group(client: Any) -> None:
     client.produce("new-group")
     client.join_new_group("new-group")
 
 
-SCENARIOS: Final[dict[str, Callable[[Client], None]]] = {
+SCENARIOS: Final[dict[str, Callable[[Any], None]]] = {
     "acks": partial(round_trip, topic="acks"),
     **{codec: partial(round_trip, topic=codec, compression_type=codec) for codec in CODECS},
     "headers": headers,
