@@ -156,6 +156,16 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
         assert await send(client) == ("none", 0)
 
 
+@pytest.mark.parametrize("number", range(2))
+def test_broker_of_the_fixture_is_empty_again(kafka_broker: BrokerThread, number: int) -> None:
+    with Raw(kafka_broker.address) as client:
+        assert client.ask("metadata", topics=None).topics == ()
+        client.create("topic")
+        assert client.produce("topic", ONE) == [("none", 0)]
+        kafka_broker.fail("produce", "REQUEST_TIMED_OUT", times=2)
+        assert client.produce("topic", ONE) == [("request_timed_out", -1)]
+
+
 def test_time_that_moves_ends_waits_and_sessions(kafka_broker: BrokerThread) -> None:
     with Raw(kafka_broker.address) as client:
         client.create("topic")
