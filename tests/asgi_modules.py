@@ -14,8 +14,7 @@ def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(
-        spec
-    )  # Django looks for it there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Django looks for it there
     spec.loader.exec_module(module)
     return module

@@ -20,10 +20,7 @@ import pytest
 from requirements import need, unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-MISSING = (
-    "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium "
-    "chromium-driver"
-)
+MISSING = "needs Chromium and its driver. On Debian: apt-get install chromium chromium-driver"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -38,9 +35,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """The one of this process; it takes seconds to start."""
     options = ChromeOptions()
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.binary_location = next(filter(None, map(shutil.which, NAMES)), None) or unavailable(
-        MISSING
-    )
+    binaries = filter(None, map(shutil.which, NAMES))
+    options.binary_location = next(binaries, None) or unavailable(MISSING)
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
     with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:

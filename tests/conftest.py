@@ -21,9 +21,8 @@ from xdist.scheduler import LoadScopeScheduling
 from purgatory import Purgatory
 from purgatory.testing import VirtualTimeLoop
 
-settings.register_profile(
-    "tests", deadline=None
-)  # a busy machine takes longer than 200 ms for an example
+# A busy machine takes longer than 200 ms for an example.
+settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 collect_ignore = left_out_without(CLIENTS, "pipeline/on_spark/test_topics.py") + left_out_without(
@@ -171,18 +170,12 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run_program(
         *argv: object, status: int = 0, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        command, given, timeout = (
-            [sys.executable, *map(str, argv)],
-            options.pop("input", None),
-            options.pop("timeout", 240),
-        )
-        pipes = dict.fromkeys(
-            ("stdout", "stderr") if given is None else ("stdin", "stdout", "stderr"),
-            subprocess.PIPE,
-        )
-        with subprocess.Popen(
-            command, **{"text": True, "start_new_session": True, **pipes, **options}
-        ) as process:
+        command = [sys.executable, *map(str, argv)]
+        given, timeout = options.pop("input", None), options.pop("timeout", 240)
+        names = ("stdout", "stderr") if given is None else ("stdin", "stdout", "stderr")
+        pipes = dict.fromkeys(names, subprocess.PIPE)
+        options = {"text": True, "start_new_session": True, **pipes, **options}
+        with subprocess.Popen(command, **options) as process:
             try:
                 out, err = process.communicate(given, timeout)
             except BaseException:
@@ -218,13 +211,11 @@ class SparkInGroups(LoadScopeScheduling):
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")
         if not folder:
             return nodeid
-        if name.startswith(
-            ("test_interrupts", "test_library.py::test_spark_connect", "test_session")
-        ):
+        processes = ("test_interrupts", "test_library.py::test_spark_connect", "test_session")
+        if name.startswith(processes):
             return "processes of Spark"
-        return (
-            name.partition("::")[0] if name.startswith(("test_cluster", "test_topics")) else "Spark"
-        )
+        own = name.startswith(("test_cluster", "test_topics"))
+        return name.partition("::")[0] if own else "Spark"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -25,15 +25,9 @@ SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simp
 SMALL: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For tests: the JVM starts quickly."""
 AS_SHIPPED: Final = (
-    *(
-        "-Xmx1G",
-        "-Xms1G",
-        "-server",
-        "-XX:+UseG1GC",
-        "-XX:MaxGCPauseMillis=20",
-        "-XX:InitiatingHeapOccupancyPercent=35",
-    ),
-    *("-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
+    *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+    *("-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
 )
 """The options of Kafka's own start script."""
 CONNECTOR: Final = (
@@ -95,16 +89,12 @@ class KafkaServer:
         data = folder / "data"
         data.mkdir(parents=True)
         # What kafka-storage.sh format would write, which takes as long as the start itself.
-        (data / "meta.properties").write_text(
-            "version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n"
-        )
-        (folder / "server.properties").write_text(
-            SETTINGS.format(port=self.port, controller=controller, data=data) + settings
-        )
-        logs = (
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-            "-Dorg.slf4j.simpleLogger.showDateTime=true",
-        )
+        meta = "version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n"
+        (data / "meta.properties").write_text(meta)
+        own = SETTINGS.format(port=self.port, controller=controller, data=data)
+        (folder / "server.properties").write_text(own + settings)
+        log = "-Dorg.slf4j.simpleLogger"
+        logs = (f"{log}.defaultLogLevel=warn", f"{log}.showDateTime=true")
         path = ":".join(map(str, jars(*SERVER)))
         properties = str(folder / "server.properties")
         self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", properties]

@@ -96,11 +96,8 @@ class Current:
     def new_loop(self, kind: str) -> asyncio.AbstractEventLoop:
         """A loop of a kind that is named in `LOOP_FACTORIES`."""
         reports = self.reports
-        loop = (
-            LOOP_FACTORIES[kind]()
-            if kind in ("asyncio", "uvloop")
-            else LOOP_FACTORIES[kind](start=self.start)
-        )
+        options = {} if kind in ("asyncio", "uvloop") else {"start": self.start}
+        loop = LOOP_FACTORIES[kind](**options)
         loop.set_exception_handler(lambda _, context: reports.append(context))
 
         def end() -> None:
@@ -133,10 +130,8 @@ class Runner:
         start: float | None = None,
     ) -> T:
         reports: list[Report] = [] if self.reports is None else self.reports
-        loop_factory = (
-            self.loop_factory if start is None else partial(self.loop_factory, start=start)
-        )
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        options = {} if start is None else {"start": start}
+        with asyncio.Runner(loop_factory=partial(self.loop_factory, **options)) as runner:
             runner.get_loop().set_exception_handler(lambda _, context: reports.append(context))
             coroutine = main if iscoroutine(main) else main()
             is_virtual = isinstance(runner.get_loop(), VirtualTimeLoop)

@@ -61,32 +61,17 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         project, found = Path(scratch, "pom.xml"), Path(scratch, "jars")
         project.write_text(_project(coordinates, alone))
-        command = [
-            maven,
-            "-B",
-            "-q",
-            "-f",
-            str(project),
-            f"{PLUGIN}:copy-dependencies",
-            "-DincludeScope=runtime",
-        ]
+        command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies"]
+        command += ["-DincludeScope=runtime", f"-DoutputDirectory={found}"]
+        what, pipes = ", ".join(coordinates), {"capture_output": True, "text": True}
         try:
-            run = subprocess.run(
-                [*command, f"-DoutputDirectory={found}"],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=MAVEN_TIMEOUT,
-            )
+            run = subprocess.run(command, **pipes, check=False, timeout=MAVEN_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise Unavailable(
-                f"Maven did not get {', '.join(coordinates)} in {MAVEN_TIMEOUT:.0f} s"
-            ) from None
+            raise Unavailable(f"Maven did not get {what} in {MAVEN_TIMEOUT:.0f} s") from None
         if run.returncode:
-            why = next(
-                (line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip()
-            )
-            raise Unavailable(f"Maven does not get {', '.join(coordinates)}: {why[:300]}")
+            errors = (line for line in run.stdout.splitlines() if "ERROR" in line)
+            why = next(errors, run.stderr.strip())
+            raise Unavailable(f"Maven does not get {what}: {why[:300]}")
         try:
             found.rename(folder)
         except OSError:

@@ -1,5 +1,5 @@
-"""The calls that `test_soak` repeats: each public call that waits, ends a wait or limits a wait, with
-each of its possible ends.
+"""The calls that `test_soak` repeats: each public call that waits, ends a wait or limits a wait,
+with each of its possible ends.
 
 Each entry of `CALLS` is called once with a `World`, and returns a cycle: a coroutine function of
 the cycle's number, which makes the call once, checks its end and leaves no object behind. Keys are

@@ -1,5 +1,5 @@
-"""The files and tests that pages and `tiers` name exist: the promises of CONTRIBUTING, the page *Trust
-boundaries*, and the nightly tests."""
+"""The files and tests that pages and `tiers` name exist: the promises of CONTRIBUTING, the page
+*Trust boundaries*, and the nightly tests."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Each public call that waits, ends a wait or limits a wait, many times: it leaves no memory in use.
+"""Each public call that waits, ends a wait or limits a wait leaves no memory in use.
 
 The loop runs on virtual time, which advances by 10 ms every eighth cycle, and Python's collector of
 reference cycles is off, except for the calls that leave cycles to it (`COLLECTED`).

@@ -106,8 +106,8 @@ TAGS = {
     0: """ "e-0" | "e-0-gzip" | "f-7", W/"e-0" """,
     12: """ "e-12" | "f-7-gzip", "e-12-gzip" """,
     None: """
-        "old-1" | "1" | e-1 | "e-01" | " | "E-1" | "e--1" | "-gzip" | "old-1-gzip" | * | "e-" | "e-gzip"
-        "e-٣" | "e-007"
+        "old-1" | "1" | e-1 | "e-01" | " | "E-1" | "e--1" | "-gzip" | "old-1-gzip" | * | "e-"
+        "e-gzip" | "e-٣" | "e-007"
     """,
 }
 """The versions that the headers name, in the epoch `e`."""

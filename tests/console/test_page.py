@@ -134,8 +134,11 @@ async def test_who_cannot_decide_lets_nobody_in():
 async def test_cross_site_requests_are_refused(site):
     # A link leads to the page itself.
     for path, value, status in (
-        ("/state", site, 403), ("/", site, 200), ("/state", "same-origin", 200), ("/state", "none", 200)
-    ):  # fmt: skip
+        ("/state", site, 403),
+        ("/", site, 200),
+        ("/state", "same-origin", 200),
+        ("/state", "none", 200),
+    ):
         assert (await ask(console(), path, LOCAL | {"sec-fetch-site": value})).status == status
 
 

@@ -2,9 +2,9 @@
 processes and the store.
 
 Each process notes its steps in a file, and `examine` notes the faults. `oracle_judge` and
-`oracle_replies` find the errors from these notes alone: answers that were missed, early or invented,
-versions that repeat or fall, and replies that were settled twice, not received, or received too
-late.
+`oracle_replies` find the errors from these notes alone: answers that were missed, early or
+invented, versions that repeat or fall, and replies that were settled twice, not received, or
+received too late.
 """
 
 import asyncio
