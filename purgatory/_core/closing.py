@@ -72,9 +72,9 @@ async def end_all(home: "Closable", drain: float, rest: Callable[[], Batches[T]]
 def notify_idle(home: "Closable") -> None:
     """Ends the drain of `home`, if nothing is pending."""
     idle = home._idle_waiter
-    if idle is not None and home._is_idle:
+    if home._is_idle:
         home._idle_waiter = None
-        if not idle.done():
+        if idle is not None and not idle.done():
             idle.set_result(None)
 
 

@@ -730,7 +730,8 @@ class Purgatory(Generic[Op]):
             dispatcher.current = None
             # More operations may be due in this iteration, so work caused by the hooks waits for
             # the next iteration.
-            dispatcher.continue_later()
+            if dispatcher.queue:
+                dispatcher.continue_later()
         if operation.state is COMPLETED and key is NO_KEY:
             self._count_missed_trigger(operation, keys_of(keys))
         return queued + steps_to_leave(keys)
@@ -796,4 +797,5 @@ class Purgatory(Generic[Op]):
     def _on_wheel_idle(self) -> None:
         if not self._pending:
             self._by_key.clear()  # which frees its memory
-        notify_idle(self)
+        if self._idle_waiter is not None:
+            notify_idle(self)

@@ -481,7 +481,7 @@ class ThresholdPurgatory(Generic[K, V]):
             self._wake_soon(cancelled, CANCELLED, Cause.CANCELLED)
         if waiters:
             self._wake_soon(waiters, outcome, cause)
-        if not self._pending:
+        if self._idle_waiter is not None:
             closing.notify_idle(self)
         return waiters
 
