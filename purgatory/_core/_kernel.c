@@ -3,7 +3,7 @@
    Each function in the table TWINS is the twin of a Python function, its definition, which the
    table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
    definition is called with the same arguments. Twins use the objects of the Python classes: they
-   read and write the `__slots__`, at the offsets in Python's own descriptors. Six classes keep
+   read and write the `__slots__`, at the offsets in Python's own descriptors. Four classes keep
    some slots in a base in C, see BASES. An object may lack its `__init__`, then its slots are empty
    (NULL): a twin looks for that, or for the loop of an object, which is set last. Private slots of
    others have the types that Python gives them. During a call into Python a twin owns references to

@@ -2,7 +2,7 @@
 
 A function with the decorator `compiled` has a twin of its name in `_kernel.c`. The twin does the
 common case, and calls the function for the rest: with the same arguments, before it has changed
-anything. A class with the decorator `fields` has slots that twins read and write; six such classes
+anything. A class with the decorator `fields` has slots that twins read and write; four such classes
 get a base in C with the same attributes and methods in the place of their own. So a tree without the compiled
 module, or with `PURGATORY_PURE=1` in the environment, does the same, slower. With
 `PURGATORY_PURE=0` a missing module is an error, except in a ZIP: Python imports no compiled module
