@@ -1,19 +1,24 @@
 """``python -m purgatory.pipeline PROGRAM``.
 
-Ctrl-C ends it at any time with one line: see `_interrupts`.
+Ctrl-C ends it at any time with one line and the exit status that shells use for it.
 """
 
+import os
 import signal
 import sys
+from typing import NoReturn
 
-from purgatory.pipeline._interrupts import during_imports
+
+def end_at_once(*_: object) -> NoReturn:
+    """Ends the process during imports, where some modules turn an exception into another one."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a shell's job in the background would ignore
-    with during_imports():
-        from purgatory.pipeline._command_line import main
+    signal.signal(signal.SIGINT, end_at_once)  # until the program runs
+    from purgatory.pipeline._command_line import main
+
     status = main()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN

@@ -3,27 +3,20 @@
 Only the module of the program that is asked for is loaded, since each needs other libraries.
 """
 
+import argparse
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 from purgatory._core.errors import how_to_install
-from purgatory.pipeline import _interrupts
-from purgatory.pipeline._programs import (
-    NoJournal,
-    Program,
-    SparkUnavailable,
-    run_program,
-    shown,
-    without_secrets,
-)
+from purgatory.pipeline._files import first_line
+from purgatory.pipeline._programs import NoJournal, SparkUnavailable, shown, without_secrets
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Program(NamedTuple):
     """A program: its purpose, the module with its `add_arguments` and `run`, and the extra
     that this module needs."""
 
@@ -33,20 +26,18 @@ class Entry:
 
 
 PROGRAMS: Final = {
-    "compact": Entry(
-        "Makes few large files of a journal's many small ones, and deletes old ones.",
-        "compact",
-        "journal",
+    "compact": Program(
+        "Makes few large files of a journal's many small ones.", "compact", "journal"
     ),
-    "report": Entry(
-        "Reads journals and finds problems with timeouts, keys and triggers.",
+    "report": Program(
+        "Finds wrong timeouts, hot keys and missed triggers in journals.",
         "report._command",
         "report",
     ),
-    "stream": Entry(
+    "stream": Program(
         "Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"
     ),
-    "synth": Entry(
+    "synth": Program(
         "Makes a journal of any size, with known facts for a report to find.", "synth", "report"
     ),
 }
@@ -54,6 +45,8 @@ USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)
 """Errors whose message is enough for a user; a traceback would not help. This also holds
 for errors of the `ENGINES`."""
 ENGINES: Final = ("duckdb", "_duckdb", "pyspark", "py4j")
+INTERRUPTED: Final = 130
+"""The exit status after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,65 +56,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     In both cases it prints one line with the reason.
     """
     given = sys.argv[1:] if arguments is None else [*arguments]
-    description = "Reads the journals of purgatories, and decides on streams of operations."
     try:
-        return run_program("python -m purgatory.pipeline", description, _programs(given), given)
+        options = _parser(given).parse_args(given)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return int(options.run(options))
     except (Exception, KeyboardInterrupt) as error:
-        if _interrupts.is_interruption(error):
-            print(_interrupts.LINE, file=sys.stderr)
-            return _interrupts.STATUS
+        if _is_interruption(error):
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
         if not _is_for_users(error):
             raise
         if "--verbose" in given:
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
         else:
-            print(shown(exception_line(str(error))), file=sys.stderr)
+            print(shown(first_line(error)), file=sys.stderr)
         return 1
 
 
-def _programs(given: list[str]) -> list[Program]:
-    """All programs, for the help; only the requested one with its arguments."""
+def _parser(given: list[str]) -> argparse.ArgumentParser:
+    """With all programs, for the help; only the requested one has its arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m purgatory.pipeline",
+        description="Reads the journals of purgatories, and decides on streams of operations.",
+    )
+    programs = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)
     asked = next((name for name in given if not name.startswith("-")), None)
-    return [
-        _loaded(name, entry)
-        if name == asked
-        else Program(name, entry.summary, lambda _: None, lambda _: 2)
-        for name, entry in PROGRAMS.items()
-    ]
+    for name, program in PROGRAMS.items():
+        subparser = programs.add_parser(name, help=program.summary, description=program.summary)
+        if name == asked:
+            _add_arguments(subparser, name, program)
+    return parser
 
 
-def _loaded(name: str, entry: Entry) -> Program:
+def _add_arguments(parser: argparse.ArgumentParser, name: str, program: Program) -> None:
     try:
-        with _interrupts.during_imports():
-            module = import_module(f"purgatory.pipeline.{entry.module}")
+        module = import_module(f"purgatory.pipeline.{program.module}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "purgatory":
             raise
         raise OSError(
-            f"cannot run {name!r}: {missing} is not installed; {how_to_install(entry.extra)}"
+            f"cannot run {name!r}: {missing} is not installed; {how_to_install(program.extra)}"
         ) from error
-    return Program(name, entry.summary, module.add_arguments, module.run)
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused an error, perhaps through others: it also reaches Java, which then
+    cannot be stopped properly."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _is_for_users(error: BaseException) -> bool:
     is_of_engine = any(each.__module__.partition(".")[0] in ENGINES for each in type(error).__mro__)
     return isinstance(error, USER_ERRORS) or is_of_engine
-
-
-def exception_line(text: str) -> str:
-    """The last line of a worker's traceback: the exception and its message."""
-    lines = [line.strip() for line in text.splitlines()]
-    ends = [
-        number
-        for number, line in enumerate(lines)
-        if line.startswith("File ") and number + 2 < len(lines)
-    ]
-    words = (
-        [line for line in lines[ends[-1] + 2 :] if line and not set(line) <= set("^~ ")]
-        if ends
-        else lines
-    )
-    return next(
-        (line for line in words if ":" in line), words[0] if words else "no reason was given"
-    )

@@ -2,7 +2,7 @@
 ``gs://``, ``file://``."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -30,15 +30,9 @@ def storage_of(spark: SparkSession, path: str) -> Storage:
     return Connected(spark) if is_remote() else Hadoop(spark)
 
 
-@contextmanager
-def _one_line_errors(action: str) -> Iterator[None]:
-    """Turns an error of Java into an OSError of one line."""
-    try:
-        yield
-    except Py4JJavaError as error:
-        raise OSError(
-            f"{action}: {first_line(Exception(error.java_exception.getMessage()))}"
-        ) from error
+def java_message(error: Py4JJavaError) -> str:
+    """The message of an exception of Java, in one line."""
+    return first_line(Exception(error.java_exception.getMessage()))
 
 
 class Hadoop:
@@ -46,12 +40,21 @@ class Hadoop:
 
     def __init__(self, spark: SparkSession) -> None:
         context: Any = spark.sparkContext
-        self._jvm = context._jvm
+        self._path = context._jvm.org.apache.hadoop.fs.Path
         self._configuration = context._jsc.hadoopConfiguration()
 
+    @contextmanager
+    def _at(self, name: str, action: str) -> Iterator[tuple[Any, Any]]:
+        """The file system of a file or a folder, and its path there. Turns an error of Java into an
+        OSError of one line."""
+        try:
+            path = self._path(name)
+            yield path.getFileSystem(self._configuration), path
+        except Py4JJavaError as error:
+            raise OSError(f"cannot {action} {name!r}: {java_message(error)}") from error
+
     def sizes(self, folder: str) -> dict[str, int] | None:
-        with _one_line_errors(f"cannot list {folder!r}"):
-            files, path = self._at(folder)
+        with self._at(folder, "list") as (files, path):
             if not files.exists(path):
                 return None
             sizes: dict[str, int] = {}
@@ -66,57 +69,35 @@ class Hadoop:
             return sizes
 
     def read(self, file: str, limit: int) -> bytes:
-        with _one_line_errors(f"cannot read {file!r}"):
-            files, path = self._at(file)
-            stream = files.open(path)
-            try:
-                return bytes(stream.readNBytes(limit))
-            finally:
-                stream.close()
+        with self._at(file, "read") as (files, path), closing(files.open(path)) as stream:
+            return bytes(stream.readNBytes(limit))
 
     def write(self, file: str, content: bytes) -> None:
-        with _one_line_errors(f"cannot write to {file!r}"):
-            files, path = self._at(file)
-            stream = files.create(path, True)
-            try:
-                stream.write(content)
-            finally:
-                stream.close()
+        with self._at(file, "write to") as (files, path), closing(files.create(path, True)) as out:
+            out.write(content)
 
     def make(self, folder: str) -> None:
-        with _one_line_errors(f"cannot write to {folder!r}"):
-            files, path = self._at(folder)
+        with self._at(folder, "write to") as (files, path):
             files.mkdirs(path)
 
     def move(self, folder: str, to: str) -> None:
-        with _one_line_errors(f"cannot write to {to!r}"):
-            files, path = self._at(folder)
-            if not files.rename(path, self._jvm.org.apache.hadoop.fs.Path(to)):
+        with self._at(folder, "rename") as (files, path):
+            if not files.rename(path, self._path(to)):
                 raise OSError(f"cannot rename {folder!r} to {to!r}")
 
     def delete(self, folder: str) -> None:
-        with _one_line_errors(f"cannot delete {folder!r}"):
-            files, path = self._at(folder)
+        with self._at(folder, "delete") as (files, path):
             files.delete(path, True)
 
     def names(self, folder: str) -> list[str]:
-        with _one_line_errors(f"cannot list {folder!r}"):
-            files, path = self._at(folder)
-            return (
-                [each.getPath().getName() for each in files.listStatus(path)]
-                if files.exists(path)
-                else []
-            )
+        with self._at(folder, "list") as (files, path):
+            found = files.listStatus(path) if files.exists(path) else ()
+            return [each.getPath().getName() for each in found]
 
     def is_on_this_machine(self, path: str) -> bool:
         """Whether a path or a URI leads to a disk of this machine."""
-        with _one_line_errors(f"cannot use {path!r}"):
-            files, _ = self._at(path)
+        with self._at(path, "use") as (files, _):
             return bool(files.getScheme() == "file")
-
-    def _at(self, name: str) -> tuple[Any, Any]:
-        path = self._jvm.org.apache.hadoop.fs.Path(name)
-        return path.getFileSystem(self._configuration), path
 
 
 class Connected:

@@ -8,7 +8,7 @@ that texts are UTF-8, which DuckDB's reader does not.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,14 +21,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "coerce_int96_timestamp_unit": "us",
 }
 """The options of the reader."""
-ERRORS: Final = (
-    pa.ArrowException,
-    OSError,
-    ValueError,
-    MemoryError,
-    OverflowError,
-    RecursionError,
-)
+ERRORS: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, RecursionError)
 """pyarrow's exceptions for a damaged file."""
 NOT_ON_SPARK: Final = "timeUnit=nanoseconds"
 """Words in the schema of a file that Spark cannot read."""
@@ -45,8 +38,6 @@ KINDS: Final[dict[str, Callable[[pa.DataType], bool]]] = {
     "instant": lambda type_: pa.types.is_timestamp(type_) and type_.tz is not None,
 }
 """Types that are converted to each other if no value is lost."""
-
-
 NAIVE: Final = pa.timestamp("us")
 
 
@@ -54,11 +45,8 @@ class Damaged(Exception):
     """A file cannot be read; the message has the reason."""
 
 
-class Part(NamedTuple):
-    """Some row groups of a file; all of them if `groups` is `None`."""
-
-    file: str
-    groups: Sequence[int] | None = None
+Part = tuple[str, Sequence[int] | None]
+"""Some row groups of a file, or all of them."""
 
 
 SCHEMAS: Final = {
@@ -68,18 +56,18 @@ SCHEMAS: Final = {
 """The columns of a folder. They may be null, since some rows may be invalid."""
 
 
-def rows_of(part: Part, folder: str) -> pa.Table:
-    """Reads a part of a file of this machine, with the columns of the folder.
+def rows_of(file: str, groups: Sequence[int] | None, folder: str) -> pa.Table:
+    """Reads some row groups of a file of this machine, or all of it, with the columns of the folder.
 
     Raises:
         Damaged: the file is no Parquet, has a damaged page, or a column of another type.
         Vanished: the file was deleted.
     """
     try:
-        with pa.OSFile(part.file) as source:
-            return next(_tables(source, folder, [part.groups]))
+        with pa.OSFile(file) as source:
+            return next(_tables(source, folder, [groups]))
     except FileNotFoundError:
-        raise Vanished(part.file) from None
+        raise Vanished(file) from None
     except ERRORS as error:
         raise _unreadable(error) from error
 
@@ -170,9 +158,9 @@ def _parts(files: dict[str, int]) -> Iterator[list[Part]]:
         if size > BATCH_BYTES and (count := _row_groups(file)) > 1:
             each = max(1, round(count * BATCH_BYTES / size))
             for first in range(0, count, each):
-                yield [Part(file, range(first, min(first + each, count)))]
+                yield [(file, range(first, min(first + each, count)))]
             continue
-        batch.append(Part(file))
+        batch.append((file, None))
         filled += size
     if batch:
         yield batch
@@ -187,47 +175,18 @@ def _row_groups(file: str) -> int:
 
 def _batch(parts: Sequence[Part], folder: str) -> tuple[pa.Table, dict[str, str]]:
     tables, files, damaged = [], [], {}
-    for part in parts:
+    for file, groups in parts:
         try:
-            tables.append(rows_of(part, folder))
-            files.append(part.file)
+            tables.append(rows_of(file, groups, folder))
+            files.append(file)
         except Damaged as error:
-            damaged[part.file] = str(error)
+            damaged[file] = str(error)
     rows = pa.concat_tables(tables) if tables else SCHEMAS[folder].empty_table()
     numbers = [number for number, table in enumerate(tables) for _ in range(len(table))]
     names = pa.DictionaryArray.from_arrays(
         pa.array(numbers, pa.int32()), pa.array(files, pa.string())
     )
     return rows.append_column(FILE, names), damaged
-
-
-def damaged_files(files: Sequence[str], folder: str) -> dict[str, str]:
-    """The reason for each file of this machine that Spark cannot read.
-
-    Raises:
-        Vanished: a file is not there.
-    """
-    with ThreadPoolExecutor(pa.cpu_count()) as pool:
-        reasons = pool.map(partial(_damage_of, folder=folder), files)
-        return {file: reason for file, reason in zip(files, reasons, strict=True) if reason}
-
-
-def _damage_of(source: Any, folder: str) -> str | None:
-    try:
-        if isinstance(source, str):
-            with pa.OSFile(source) as opened:
-                return _damage_of(opened, folder)
-        if NOT_ON_SPARK in str(pq.ParquetFile(source).schema):
-            return "has nanoseconds, which Spark cannot read"
-        for _ in _tables(source, folder):  # a row group at a time, which bounds the memory
-            pass
-    except FileNotFoundError:
-        raise Vanished(source) from None
-    except Damaged as error:
-        return str(error)
-    except ERRORS as error:
-        return str(_unreadable(error))
-    return None
 
 
 def damaged_on_workers(batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[pa.RecordBatch]:
@@ -241,3 +200,16 @@ def damaged_on_workers(batches: Iterator[pa.RecordBatch], folder: str) -> Iterat
             damage = _damage_of(pa.BufferReader(content.as_buffer()), folder)
             if damage is not None:
                 yield pa.RecordBatch.from_pydict({"path": [path.as_py()], "damage": [damage]})
+
+
+def _damage_of(source: pa.NativeFile, folder: str) -> str | None:
+    try:
+        if NOT_ON_SPARK in str(pq.ParquetFile(source).schema):
+            return "has nanoseconds, which Spark cannot read"
+        for _ in _tables(source, folder):  # a row group at a time, which bounds the memory
+            pass
+    except Damaged as error:
+        return str(error)
+    except ERRORS as error:
+        return str(_unreadable(error))
+    return None

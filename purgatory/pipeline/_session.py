@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,16 +22,14 @@ from typing import IO, Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline._interrupts import deferred
 from purgatory.pipeline._programs import SparkUnavailable, without_secrets
 
 JAVA_NEEDED: Final = 17
 JAVA_ADVICE: Final = (
     f"Spark runs on Java {JAVA_NEEDED} or newer. On Debian and Ubuntu: apt-get install "
-    "openjdk-17-jre-headless; on macOS: "
-    "brew install openjdk@17; elsewhere: https://adoptium.net. Or let JAVA_HOME name one that "
-    "is there. A Spark that runs "
-    "elsewhere needs no Java here: --master sc://HOST."
+    "openjdk-17-jre-headless; on macOS: brew install openjdk@17; elsewhere: https://adoptium.net. "
+    "Or let JAVA_HOME name one that is there. A Spark that runs elsewhere needs no Java here: "
+    "--master sc://HOST."
 )
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -94,11 +93,12 @@ def spark_session(
     configured = configuration()
     ours = {**SETTINGS, **(settings or {})}
     remote = master if master is not None and master.startswith("sc://") else None
-    if master is None and not is_submitted():
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # then the options of spark-submit count
+    if master is None and not is_submitted:
         remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
         builder = builder.remote(remote)
-    elif not is_submitted():
+    elif not is_submitted:
         check_java()
         if master is None and MASTER not in configured:
             master = "local[*]"
@@ -111,15 +111,16 @@ def spark_session(
             builder = builder.config(key, value)
     with nullcontext() if verbose or remote is not None else _java_output_to_file() as printed:
         try:
-            with deferred():  # a Java that is not awaited while it starts never ends
+            with _deferred_interrupt():  # a Java that is not awaited while it starts never ends
                 spark = builder.getOrCreate()
         except Exception as error:
-            errors = (
-                []
-                if printed is None
-                else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
-            )
-            reason = errors[0] if errors else str(error).splitlines()[0]
+            output = b""
+            if printed is not None:
+                printed.seek(0)
+                output = printed.read()
+            lines = output.decode(errors="replace").splitlines()
+            errors = (line for line in lines if "Exception" in line or "Error" in line)
+            reason = next(errors, str(error).splitlines()[0])
             where = remote or master or configured.get(MASTER, "the master of spark-submit")
             message = f"cannot start Spark on {where}: {reason}"
             raise SparkUnavailable(without_secrets(message)) from error
@@ -129,11 +130,6 @@ def spark_session(
         yield spark
     finally:
         spark.stop()
-
-
-def is_submitted() -> bool:
-    """Whether ``spark-submit`` started this process: then its options count."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def configuration() -> dict[str, str]:
@@ -158,11 +154,6 @@ def configuration() -> dict[str, str]:
     return found
 
 
-def _lines(file: IO[bytes]) -> list[str]:
-    file.seek(0)
-    return file.read().decode(errors="replace").splitlines()
-
-
 @contextmanager
 def _java_output_to_file() -> Iterator[IO[bytes]]:
     """Redirects stdout and stderr to a file without a name; processes that start in the block stay
@@ -181,6 +172,25 @@ def _java_output_to_file() -> Iterator[IO[bytes]]:
                 os.close(descriptor)
 
 
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Delays Ctrl-C until the end of the block, unless something in it installs another signal
+    handler."""
+    pressed = []
+
+    def note(*_: object) -> None:
+        pressed.append(True)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def check_java() -> None:
     """Checks the Java that Spark would start.
 
@@ -189,23 +199,20 @@ def check_java() -> None:
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if problem := _problem_of(java):
+        raise SparkUnavailable(f"cannot start Spark: {problem}. {JAVA_ADVICE}")
+
+
+def _problem_of(java: str | None) -> str | None:
     if java is None:
-        raise SparkUnavailable(
-            "cannot start Spark: there is no java on the PATH, and JAVA_HOME is not set. "
-            f"{JAVA_ADVICE}"
-        )
+        return "there is no java on the PATH, and JAVA_HOME is not set"
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=False, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SparkUnavailable(
-            f"cannot start Spark: {java} does not run ({error}). {JAVA_ADVICE}"
-        ) from error
+        return f"{java} does not run ({error})"
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None:
-        raise SparkUnavailable(
-            f"cannot start Spark: {java} does not report its version. {JAVA_ADVICE}"
-        )
-    if int(found[1]) < JAVA_NEEDED:
-        raise SparkUnavailable(f"cannot start Spark: {java} is Java {found[1]}. {JAVA_ADVICE}")
+        return f"{java} does not report its version"
+    return f"{java} is Java {found[1]}" if int(found[1]) < JAVA_NEEDED else None

@@ -80,11 +80,9 @@ class Snapshot:
                     raise NoJournal(
                         f"cannot read {journal!r} as a journal: it has no folder 'operations'"
                     )
-                for file, size in sorted(within(f"{journal}/{folder}", found).items()):
-                    if file.endswith(PARQUET):
-                        sizes[folder][file] = size
-                    else:
-                        others[folder].append(file)
+                files = dict(sorted(within(f"{journal}/{folder}", found).items()))
+                others[folder] += [file for file in files if not file.endswith(PARQUET)]
+                sizes[folder] |= {file: files[file] for file in files if file.endswith(PARQUET)}
         return cls([*journals], sizes, others, ended)
 
     @property
@@ -107,18 +105,16 @@ class Snapshot:
         Args:
             damaged: the reason for each file that cannot be read.
         """
-        lines: list[tuple[str, str, str, str | None]] = []
-        for folder, sizes in self.sizes.items():
-            for file in sizes:
-                state = UNREADABLE if file in damaged else READ
-                lines.append((folder, without_secrets(file), state, damaged.get(file)))
-            lines += [
-                (folder, without_secrets(file), PASSED_OVER, NOT_PARQUET)
-                for file in self.others[folder]
-            ]
-        return pa.Table.from_pylist(
-            [dict(zip(FILES.names, line, strict=True)) for line in lines], FILES
-        )
+        lines: list[tuple[str, str, str, str | None]] = [
+            (folder, file, UNREADABLE if file in damaged else READ, damaged.get(file))
+            for folder, sizes in self.sizes.items()
+            for file in sizes
+        ]
+        for folder, files in self.others.items():
+            lines += [(folder, file, PASSED_OVER, NOT_PARQUET) for file in files]
+        columns = [[line[at] for line in lines] for at in range(len(FILES))]
+        columns[1] = list(map(without_secrets, columns[1]))
+        return pa.table(columns, FILES)
 
     def tallies(self) -> pa.Table:
         """A row for each run in `ended`, with the columns of `TALLIES`."""

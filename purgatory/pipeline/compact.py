@@ -127,13 +127,8 @@ def duration(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", metavar="JOURNAL", help="the directory of a journal")
-    parser.add_argument(
-        "--older-than",
-        type=duration,
-        default=duration("1h"),
-        metavar="AGE",
-        help="leave younger files alone (default: 1h)",
-    )
+    age, text = duration("1h"), "leave younger files alone (default: 1h)"
+    parser.add_argument("--older-than", type=duration, default=age, metavar="AGE", help=text)
     parser.epilog = (
         f"The exit status is {DAMAGED} if there are damaged files, which stay as they are."
     )

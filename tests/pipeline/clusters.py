@@ -81,31 +81,14 @@ def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
     (port,) = free_ports(1)
     url = f"spark://127.0.0.1:{port}"
     java = [_java(), *SMALL, "-cp", f"{JARS}/*"]
-    master = [
-        "org.apache.spark.deploy.master.Master",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--webui-port",
-        "0",
-    ]
+    local = ("--host", "127.0.0.1", "--webui-port", "0")
+    master = ["org.apache.spark.deploy.master.Master", *local, "--port", str(port)]
+    worker = ["org.apache.spark.deploy.worker.Worker", *local, "-c", "1", "-m", "1g"]
     with ExitStack() as stack:
         log = stack.enter_context((folder / "spark.log").open("ab"))
         stack.enter_context(_process([*java, *master], stdout=log, stderr=log))
         _await(port)
         for number in range(workers):
-            worker = [
-                "org.apache.spark.deploy.worker.Worker",
-                "--host",
-                "127.0.0.1",
-                "--webui-port",
-                "0",
-                "-c",
-                "1",
-                "-m",
-                "1g",
-            ]
             place = folder / f"worker-{number}"
             place.mkdir()
             stack.enter_context(

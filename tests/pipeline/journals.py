@@ -67,9 +67,12 @@ def report(journal: Path, out: Path) -> Summary:
         return make_tables(engine, [str(journal)], str(out))
 
 
-def random_operations(rng: random.Random, count: int) -> list[Row]:
-    """With ties, since all times are multiples of 100 ms in two of three runs, and without
-    some optional values."""
+def random_operations(rng: random.Random, count: int, gaps: float = 0.002) -> list[Row]:
+    """With ties, since all times are multiples of 100 ms in two of three runs.
+
+    Args:
+        gaps: the share of operations without a start, and of those without an end.
+    """
     rows = []
     for number in range(count):
         run = rng.choice(["coarse", "coarser", "fine"])
@@ -80,8 +83,8 @@ def random_operations(rng: random.Random, count: int) -> list[Row]:
         outcome = (
             "expired" if wait == timeout else rng.choices(["completed", "cancelled"], [20, 1])[0]
         )
-        ends = rng.random() > 0.002
-        begins = not ends or rng.random() > 0.002
+        ends = rng.random() > gaps
+        begins = not ends or rng.random() > gaps
         rows.append(
             operation(
                 number,
@@ -97,6 +100,20 @@ def random_operations(rng: random.Random, count: int) -> list[Row]:
             )
         )
     return rows
+
+
+def random_files(rng: random.Random) -> tuple[list[Row], list[list[Row]]]:
+    """Valid operations, in few seconds, and two files in which each of them is, some of them several
+    times, between rows that cannot be right."""
+    rows = random_operations(rng, rng.randint(1, 40), gaps=0.2)
+    for row in rng.sample(rows, len(rows) // 4):
+        row["timeout_s"] = None
+    copies = rng.choices(rows, k=rng.randrange(10))
+    wrong = [operation(1_000_000 + each, outcome="vanished") for each in range(rng.randrange(4))]
+    every = [*rows, *copies, *wrong]
+    rng.shuffle(every)
+    cut = rng.randint(0, len(every))
+    return rows, [every[:cut], every[cut:]]
 
 
 def random_checks(rng: random.Random) -> list[Row]:
@@ -147,24 +164,13 @@ def assert_tables_equal(found: dict[str, list[Any]], rows: list[Row], checks: li
         for row in found["outcomes"]
     }  # fmt: skip
     assert_close(outcomes, oracle.outcomes(rows))
-    keys = {
-        (row.purgatory, row.key): (
-            row.operations,
-            row.checks,
-            row.tried,
-            row.completed,
-            row.false_wakeups,
-            row.missed_triggers,
-        )
-        for row in found["keys"]
-    }
+    names = ("operations", "checks", "tried", "completed", "false_wakeups", "missed_triggers")
+    keys = {(row.purgatory, row.key): tuple(row[name] for name in names) for row in found["keys"]}
     assert keys == oracle.keys(rows, checks)
     pending = {
-        (row.purgatory, oracle.micros(row.second) // 1_000_000 + later): (
-            row.pending_max,
-            row.pending_mean,
-        )
+        (row.purgatory, oracle.micros(row.second) // 1_000_000 + later): (most, mean)
         for row in found["pending"]
+        for most, mean in [(row.pending_max, row.pending_mean)]
         for later in range(row.seconds)
     }
     assert_close(pending, oracle.pending(rows))
@@ -188,12 +194,9 @@ def three_digits_up(wait: int) -> int:
 
 
 def assert_survival_equals(found: list[Any], expected: dict) -> None:
+    names = ("at_risk", "expiry_rate", "standard_error")
     points = {
-        (row.purgatory, row.kind, round(row.timeout_s * 1e6)): (
-            row.at_risk,
-            row.expiry_rate,
-            row.standard_error,
-        )
+        (row.purgatory, row.kind, round(row.timeout_s * 1e6)): tuple(row[name] for name in names)
         for row in found
     }
     last = {

@@ -59,13 +59,7 @@ def outcomes(rows: list[Row]) -> dict[tuple, tuple]:
     table = {}
     for name in started.keys() | ended.keys():
         counts, ordered = ended[name], sorted(waits[name])
-        shares = [
-            Fraction(1, 2),
-            Fraction(9, 10),
-            Fraction(99, 100),
-            Fraction(999, 1000),
-            Fraction(1),
-        ]
+        shares = (Fraction(*each) for each in ((1, 2), (9, 10), (99, 100), (999, 1000), (1, 1)))
         percentiles = [percentile(ordered, share) if ordered else None for share in shares]
         rate = counts["expired"] / counts.total() if counts else None
         table[name] = (

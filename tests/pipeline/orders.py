@@ -1,12 +1,7 @@
 """Operations and signals made with a seed, as they would reach a stream: out of order, repeated,
 with hot keys.
-
-Also a program, which writes the two folders that `python -m purgatory.pipeline stream` reads:
-
-    python tests/pipeline/orders.py --operations 300000 --signals 1000000 --out DIR
 """
 
-import argparse
 import os
 import random
 from dataclasses import dataclass
@@ -17,6 +12,8 @@ import pyarrow.parquet as pq
 
 START = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC, in microseconds
 SECOND = 1_000_000
+Row = tuple[str, str, int, tuple[str, ...]]
+"""An id, its outcome, when it was decided on, and the satisfied keys."""
 
 INSTANT = pa.timestamp("us", "UTC")
 OPERATIONS = pa.schema(
@@ -116,16 +113,3 @@ def _column(values: tuple, field: pa.Field) -> pa.Array:
             [{"key": key, "threshold": threshold} for key, threshold in value] for value in values
         )
     return pa.array(values, pa.int64() if field.type == INSTANT else field.type).cast(field.type)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=300_000)
-    parser.add_argument("--signals", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--files", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    made = traffic(options.operations, options.signals, seconds=options.seconds, seed=options.seed)
-    write(made, options.out, files=options.files)

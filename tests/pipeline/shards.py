@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
+from orders import Row, Traffic
 
 from purgatory.pipeline.streaming._decisions import Counts, Shard
 from purgatory.pipeline.streaming._rows import RECEIVED_OPERATIONS, RECEIVED_SIGNALS, filled
@@ -252,3 +253,9 @@ def by_sql(
         CONNECTION.register(name, pa.Table.from_batches([batch]))
     rows = CONNECTION.execute(SQL, {"forget": forget}).fetchall()
     return sorted((Outcome(*row[:3], tuple(row[3])) for row in rows), key=str)
+
+
+def by_sql_of(made: Traffic) -> list[Row]:
+    """The outcomes of traffic."""
+    operations, signals = map(Operation._make, made.operations), map(Signal._make, made.signals)
+    return sorted((each[1], each[0], *each[2:]) for each in by_sql(operations, signals))

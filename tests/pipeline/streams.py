@@ -28,35 +28,31 @@ DELAY = 6.0
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
-    pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-    return [
-        *(part for name, path in pairs.items() for part in (f"--{name}", str(path))),
-        "--shards",
-        "2",
-        *more,
-    ]
+    names = ("operations", "signals", "out", "checkpoint")
+    return [*(f"--{name}={folder / name}" for name in names), "--shards=2", *more]
+
+
+def job_of(spark: SparkSession, folder: Path, *more: str) -> Job:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return Job(spark, parser.parse_args(arguments(folder, *more)), threading.Event())
 
 
 def run(spark: SparkSession, folder: Path, *more: str) -> int:
     """The job in this process, until nothing is left to decide."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    options = parser.parse_args(arguments(folder, "--available-now", *more))
-    return Job(spark, options, threading.Event()).run()
+    return job_of(spark, folder, "--available-now", *more).run()
 
 
 @contextmanager
 def running(spark: SparkSession, folder: Path, *more: str) -> Iterator[threading.Thread]:
     """The job in a thread of this process, until the end of the block; then it ends its batch."""
-    parser, stop = argparse.ArgumentParser(), threading.Event()
-    add_arguments(parser)
-    job = Job(spark, parser.parse_args(arguments(folder, *more)), stop)
+    job = job_of(spark, folder, *more)
     thread = threading.Thread(target=job.run)
     thread.start()
     try:
         yield thread
     finally:
-        stop.set()
+        job.stop.set()
         thread.join()
 
 
@@ -116,25 +112,11 @@ def happens(key: str, at: float, value: int = 1) -> dict[str, Any]:
 
 
 def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "purgatory.pipeline",
-        "stream",
-        *arguments(folder, *more),
-        "--master",
-        "local[2]",
-    ]
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more)]
     # From elsewhere: the workers get our code from us.
-    environment = {**os.environ, **JAVA_FOR_TESTS}
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **JAVA_FOR_TESTS}}
+    options |= {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([*command, "--master", "local[2]"], **options)
 
 
 def line_with(job: "subprocess.Popen[str]", word: str) -> str:
@@ -156,15 +138,9 @@ def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:
     for name, schema in schemas.items():
         (file,) = (folder / name).iterdir()
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        instants = {field.name for field in schema if field.dataType == TimestampType()}
-        columns = {
-            field.name: [
-                datetime.fromisoformat(row[field.name])
-                if field.name in instants
-                else row[field.name]
-                for row in rows
-            ]
-            for field in schema
-        }
+        for field in schema:
+            for row in rows if field.dataType == TimestampType() else ():
+                row[field.name] = datetime.fromisoformat(row[field.name])
+        columns = {field.name: [row[field.name] for row in rows] for field in schema}
         pq.write_table(pa.table(columns), file.with_suffix(".parquet"), coerce_timestamps="us")
         file.unlink()

@@ -24,7 +24,7 @@ from journals import (
 from purgatory.pipeline import _rows, _snapshot
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.compact import compact, duration
+from purgatory.pipeline.compact import compact
 
 DAY = 86_400
 NOON = time.time() // DAY * DAY - 10.5 * DAY
@@ -187,25 +187,6 @@ def test_report_during_compaction_reads_rows_once(
                 assert_reported(journal, rows, tmp_path / "out")
 
 
-def test_overtaken_listing_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = tmp_path / "journal"
-    rows = small_files(journal)
-    original = _snapshot.Snapshot._listed
-
-    def overtaken(*where: Any) -> _snapshot.Snapshot:
-        """Has seen neither a file that is deleted already nor its replacement."""
-        monkeypatch.setattr(_snapshot.Snapshot, "_listed", original)
-        found = original(*where)
-        with killed_after(4, monkeypatch), suppress(Killed):
-            compact_journal(journal)
-        found.sizes["operations"].pop(f"{journal}/operations/run-0.parquet")
-        return found
-
-    monkeypatch.setattr(_snapshot.Snapshot, "_listed", overtaken)
-
-    assert_reported(journal, rows, tmp_path / "out")
-
-
 def test_second_compaction_leaves_files_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,13 +203,6 @@ def test_second_compaction_leaves_files_of_the_first(
 
     assert compact_journal(journal)["operations"] == (0, 0)
     assert assert_reported(journal, rows, tmp_path / "out") == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("30d", 30 * DAY)]
-)
-def test_durations_have_units(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "1", "h", "-1h", "1w", "1 h", "٣h"])

@@ -1,14 +1,11 @@
-"""Decisions on streams: equal to the definition, to SQL and to `ThresholdPurgatory`, for any order
-of the events, and nothing is left over."""
+"""Decisions on streams: equal to the definition and to SQL, for any order of the events, and nothing is left over."""
 
 from collections import defaultdict
 from typing import Any
 
 import pytest
-from check_stream import by_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders import Traffic
 from shards import (
     END,
     FOREVER,
@@ -151,19 +148,6 @@ def test_punctual_events_decide_as_the_statement(operations, signals, unit, forg
     found += shard.step(now=END)
 
     assert sorted(found, key=str) == by_sql(operations, signals, forget)
-
-
-@settings(deadline=None, max_examples=30)
-@given(many_operations(), SIGNALS)
-def test_outcomes_equal_those_of_a_threshold_purgatory(operations, signals) -> None:
-    operations = [
-        each._replace(requirements=tuple(distinct(each.requirements, each.mode).items()))
-        for each in operations
-    ]
-    decided = Stored().step(*operations, *signals, now=END)
-
-    rows = sorted((each[1], each[0], *each[2:]) for each in decided)
-    assert rows == by_thresholds(Traffic(list(map(tuple, operations)), list(map(tuple, signals))))
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,3 @@ def test_operations_outside_window_count_only_in_total(tmp_path: Path) -> None:
 
     assert sum(number for cell, number in cells(found, "waits").items() if cell[3] == -1) == 1
     assert cells(found, "waits").total() == 301
-
-
-def test_a_journal_without_operations_has_no_waits(tmp_path: Path) -> None:
-    found = shown(tmp_path, [])
-
-    assert (
-        found["waits"]
-        == found["lateness"]
-        == {"width": 1, "group": [], "run": [], "place": [], "cells": []}
-    )

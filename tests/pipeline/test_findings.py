@@ -1,18 +1,16 @@
 """The report's findings in words, and how the page shows them. Without Spark."""
 
+from collections import defaultdict
 from typing import Any
 
-import pytest
-
 from purgatory.pipeline.report._data import data
-from purgatory.pipeline.report._findings import Finding, findings, seconds, set_apart, share
+from purgatory.pipeline.report._findings import Finding, findings
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._queries import Line, Summary, Window
+from purgatory.pipeline.report._queries import Line, Page, Summary, Window
 
 
 def summary(**lists: list[Line]) -> Summary:
-    others: dict[str, Any] = {"window": Window(0, 1_000_000, 1)}
-    return Summary(**{name: lists.get(name, others.get(name, [])) for name in Summary.__slots__})
+    return Summary(defaultdict(list, lists), Page(Window(0, 1_000_000, 1), ["a", "b"]))
 
 
 def said(**lists: list[Line]) -> list[str]:
@@ -69,13 +67,6 @@ def test_a_timeout_that_can_be_reported_is_reported():
     )
 
 
-def test_good_timeout_yields_no_finding():
-    assert said(timeouts_in_order=[timeouts(expiry_rate=0.01)]) == [
-        "There are no findings about 20 operations or more."
-    ]
-    assert said() == ["There is nothing to report on: no operation was read."]
-
-
 def test_few_operations_make_no_finding() -> None:
     few = key("x", operations=19, tried=19, missed_triggers=19)
 
@@ -117,25 +108,6 @@ def test_hottest_key_is_first_in_the_table() -> None:
     ]
 
 
-def test_what_was_left_out_is_said():
-    lines = [
-        {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2}
-        for reason in ("one", "another")
-    ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
-
-    assert said(account=lines) == [
-        "Not in these figures: 4 invalid rows, in the folder 'operations'."
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")]
-)
-def test_durations_have_three_digits(value, text):
-    assert seconds(value) == text
-    assert share(0.12345) == "12.3 %"
-
-
 def test_what_keys_are_called_cannot_break_the_page():
     key = '<script>alert("x")</script>'
     lines = [{"purgatory": key, "key": key, "missed_triggers": 1, "operations": 1}]
@@ -152,9 +124,9 @@ def test_what_keys_are_called_cannot_break_the_page():
 def test_excess_runs_are_added_up(monkeypatch):
     lines = [timeline(run=run, place=place) for run in (0, 1) for place in (3, 4)]
 
-    by_run = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
+    by_run = data([], summary(timeouts_in_order=[timeouts()], timeline=lines))
     monkeypatch.setattr("purgatory.pipeline.report._data.ROWS", 3)
-    added = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
+    added = data([], summary(timeouts_in_order=[timeouts()], timeline=lines))
 
     assert by_run["runs"] == ["a", "b", "the others"]
     assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [
@@ -184,11 +156,3 @@ def test_excess_kinds_are_merged_into_one(monkeypatch):
 
 def timeline(**columns: Any) -> Line:
     return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns
-
-
-def test_only_unreadable_files_count_as_set_apart():
-    whats = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing", "rows read")
-    lines = [{"folder": "checks", "what": what, "reason": "because", "count": 2} for what in whats]
-
-    assert set_apart(summary(account=lines)) == 4
-    assert set_apart(summary(account=lines[2:])) == 0

@@ -23,7 +23,7 @@ def test_errors_caused_by_ctrl_c_are_not_reported(
                 finally:
                     raise over_it
 
-    monkeypatch.setattr(_command_line, "run_program", interrupted)
+    monkeypatch.setattr(_command_line, "_parser", interrupted)
 
     assert main([]) == 130
     assert capsys.readouterr().err == "interrupted\n"
@@ -32,7 +32,7 @@ def test_errors_caused_by_ctrl_c_are_not_reported(
 def test_unexpected_error_is_reported_with_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_command_line, "run_program", lambda *_: dict[str, int]()["x"])
+    monkeypatch.setattr(_command_line, "_parser", lambda *_: dict[str, int]()["x"])
 
     with pytest.raises(KeyError):
         main([])

@@ -214,25 +214,6 @@ def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Pat
     ]
 
 
-def test_tried_timeout_is_read_off_the_curve(sized: Chrome, report: Path) -> None:
-    opened(sized, report)
-    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
-    Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
-    script = """
-        const mover = document.getElementById("timeout");
-        mover.value = arguments[0];
-        mover.oninput({target: mover});
-        const group = data.groups.findIndex(each => each[0] === "letters" && each[1] === "Join");
-        return [document.getElementById("answer").textContent, expiryRate(group, curve(group), state.timeout)];
-    """
-
-    answers = [sized.execute_script(script, place) for place in (500, 700)]
-
-    (said, first), (_, second) = answers
-    assert first[0] > second[0] > 0 and first[1] < first[0] < first[2]
-    assert "would expire (95 %: " in said
-
-
 def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     assert "`" not in sized.find_element(By.TAG_NAME, "body").text
@@ -278,25 +259,6 @@ def test_pictures_on_paper_have_its_width(sized: Chrome, report: Path) -> None:
     sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert ends[1] - ends[0] == 700
     assert waits[0] == ends[0] and waits[1] <= survival[0] and survival[1] > 690
-
-
-def test_finding_links_its_chart_and_names_are_escaped(sized: Chrome, report: Path) -> None:
-    opened(sized, report)
-
-    link = next(
-        each
-        for each in sized.find_elements(By.CSS_SELECTOR, ".findings a")
-        if "check_and_complete was not called" in each.text
-    )
-    link.click()
-
-    assert sized.current_url.endswith("#missed")
-    keys = {row[1] for row in cells(sized, "missed")}
-    assert (
-        any(key.startswith("</script>") for key in keys)
-        or sized.execute_script("return state.purgatory") != ""
-    )
-    assert len(sized.find_elements(By.CSS_SELECTOR, "script")) < 7
 
 
 def test_dark_is_dark_and_paper_is_light(sized: Chrome, report: Path) -> None:

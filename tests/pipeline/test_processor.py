@@ -20,6 +20,7 @@ from purgatory.pipeline.streaming._processor import (
     send_code_to_workers,
 )
 from purgatory.pipeline.streaming._rows import (
+    DECISIONS,
     NOTHING_DUE,
     RECEIVED_OPERATIONS,
     RECEIVED_SIGNALS,
@@ -52,7 +53,9 @@ def row(*rows: Operation | Signal) -> Row:
 
 def decided(rows: list[Row]) -> list[tuple[Any, ...]]:
     packed = pa.array([row.decisions for row in rows], pa.binary())
-    return outcomes_of(unpack(iter([pa.RecordBatch.from_arrays([packed], ["decisions"])])))
+    return outcomes_of(
+        unpack(iter([pa.RecordBatch.from_arrays([packed], ["decisions"])]), DECISIONS)
+    )
 
 
 def kinds(tws: TwsTester) -> set[str]:
@@ -75,14 +78,6 @@ def test_state_continues_until_the_last_timer() -> None:
 
     assert decided(late) == [("expired", "b", 20_001, ())] and late[0].due == NOTHING_DUE
     assert "waiting" not in kinds(tws)
-
-
-def test_operation_completes_at_once() -> None:
-    tws = simulated(ShardProcessor(4, at_once=True))
-
-    found = tws.test(LABEL, [row(operation()), row(Signal("x", 1, 5_000))])
-
-    assert decided(found) == [("completed", "a", 5_000, ("x",))]
 
 
 def test_another_number_of_shards_is_refused() -> None:
@@ -134,7 +129,9 @@ def test_code_on_workers_runs_without_our_package(
     program: Callable[..., subprocess.CompletedProcess[bytes]],
 ) -> None:
     send_code_to_workers()
-    sent = cloudpickle.dumps((ShardProcessor(4), [partial(pack, are_signals=True), unpack]))
+    sent = cloudpickle.dumps(
+        (ShardProcessor(4), [partial(pack, are_signals=True), partial(unpack, schema=DECISIONS)])
+    )
 
     said = program("-c", ELSEWHERE, input=sent, text=False).stdout
 

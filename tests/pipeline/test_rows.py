@@ -12,7 +12,7 @@ from journals import damage, operation
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _rows
 from purgatory.pipeline._files import Vanished
-from purgatory.pipeline._rows import batches, damaged_files
+from purgatory.pipeline._rows import batches, damaged_on_workers
 
 FILES = 60
 TEXT = [("run_id", pa.large_string()), ("keys", pa.large_list(pa.large_string()))]
@@ -37,6 +37,14 @@ def written(folder: Path, number: int) -> str:
     return file
 
 
+def damaged_files(*files: str) -> list[str]:
+    """The files that Spark cannot read."""
+    columns = {"path": files, "content": [Path(file).read_bytes() for file in files]}
+    given = pa.RecordBatch.from_pydict({name: pa.array(each) for name, each in columns.items()})
+    found = damaged_on_workers(iter([given]), "operations")
+    return [path for batch in found for path in batch["path"].to_pylist()]
+
+
 def rows_in(files: dict[str, int]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     damaged: dict[str, str] = {}
     rows = [row for batch in batches(files, "operations", damaged) for row in batch.to_pylist()]
@@ -54,7 +62,7 @@ def test_files_are_read_in_order_without_damaged_ones(
 
     rows, damaged = rows_in(sizes)
 
-    assert [*damaged] == [*damaged_files(files, "operations")] == [files[20]]
+    assert [*damaged] == damaged_files(*files) == [files[20]]
     expected = [
         operation(3 * number + place) | {"file": files[number]}
         for number in range(FILES)
@@ -64,9 +72,8 @@ def test_files_are_read_in_order_without_damaged_ones(
         row for row in expected if row["file"] not in damaged
     ]
     Path(files[30]).unlink()
-    for read in (lambda: rows_in(sizes), lambda: damaged_files(files, "operations")):
-        with pytest.raises(Vanished):
-            read()
+    with pytest.raises(Vanished):
+        rows_in(sizes)
 
 
 def test_missing_column_is_null_and_extra_is_ignored(tmp_path: Path) -> None:
@@ -133,4 +140,4 @@ def test_rewritten_instants_are_read_as_written(instants: str, tmp_path: Path) -
     pq.write_table(rows, file, store_schema=False, **INSTANTS[instants])
 
     assert rows_in({file: 1}) == ([operation(number) | {"file": file} for number in range(3)], {})
-    assert len(damaged_files([file], "operations")) == instants.startswith("ns")
+    assert len(damaged_files(file)) == instants.startswith("ns")

@@ -5,14 +5,11 @@ import threading
 from typing import Any
 from unittest.mock import MagicMock
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from shards import Operation, Signal, Stored
 
-from purgatory.pipeline.streaming import _command, _job, _ticks
+from purgatory.pipeline.streaming import _command, _job
 from purgatory.pipeline.streaming._job import Job
-from purgatory.pipeline.streaming._rows import pending_operations
 
 
 def test_error_of_a_query_is_one_line() -> None:
@@ -50,13 +47,6 @@ def test_only_local_unconfigured_checkpoints_rename_without_processes(
     _command._rename_without_processes(spark, *folders)
 
     assert spark.conf.set.called == changed
-
-
-def test_steps_of_a_batch_show_longest_first() -> None:
-    took = {"walCommit": 20, "addBatch": 1100, "triggerExecution": 1150}
-
-    assert _job._steps({"durationMs": took}) == "  addBatch 1.10 s, walCommit 0.02 s"
-    assert len(took) == 3
 
 
 def test_failed_query_stops_the_sending_query(
@@ -113,22 +103,10 @@ def test_slow_worker_restarts_the_query_a_few_times(
     assert len(tries) == 3 + _job.MAX_STARTS
 
 
-@pytest.mark.parametrize(("text", "idle"), [("5", 5.0), ("0.5", 0.5), ("never", _command.NEVER)])
-def test_idle_is_seconds_or_never(text: str, idle: float) -> None:
-    assert _command._idle(text) == idle
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
 def test_idle_that_is_no_positive_number_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"positive number .* got '{text}'"):
         _command._idle(text)
-
-
-def test_idle_is_refused_with_available_now() -> None:
-    options = argparse.Namespace(available_now=True, idle=5.0, serve=None)
-
-    with pytest.raises(ValueError, match="there is no --idle"):
-        Job(MagicMock(), options, threading.Event()).run()
 
 
 @pytest.mark.parametrize(
@@ -150,50 +128,8 @@ def test_limited_batches_may_not_read_all(
     assert Job(MagicMock(), options, threading.Event())._reads_all() is reads_all
 
 
-def test_idle_progress_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def progress(batch: int, second: int, **durations: int) -> dict[str, Any]:
-        timestamp = f"2026-01-01T12:00:{second:02}.000Z"
-        sources = [
-            {"description": f"[{name}]", "startOffset": 1, "endOffset": 1, "latestOffset": None}
-            for name in ("operations", "checkpoint/ticks", "signals")
-        ]
-        more = {"durationMs": durations, "sources": sources, "eventTime": {}}
-        return {"batchId": batch, "timestamp": timestamp, **more}
+def test_idle_is_refused_with_available_now() -> None:
+    options = argparse.Namespace(available_now=True, idle=5.0, serve=None)
 
-    def look(*recent: dict[str, Any]) -> list[dict[str, Any]]:
-        query.lastProgress = recent[-1]
-        query.recentProgress = recent
-        return ticker.take_progress()
-
-    monkeypatch.setattr(_ticks, "due_of_shards", lambda *_: {})
-    query = MagicMock()
-    ticker = _ticks.Ticker(MagicMock(), query, "checkpoint", idle=60, delay=10)
-    batch, idle, later = progress(5, 1, addBatch=9), progress(6, 2), progress(6, 3)
-    decided, newest = progress(6, 4, addBatch=9), progress(7, 5)
-
-    assert look(idle, batch) == [batch, idle]
-    assert look(batch, idle, later) == [later]
-    assert look(batch, idle, later, decided, newest) == [decided, newest]
-    assert look(decided, newest) == []
-
-
-def test_pending_operations_are_read_from_the_state() -> None:
-    shard = Stored()
-    shard.step(
-        Operation("half", [("x", 1), ("y", 2)], "all", 1, 5),
-        Operation("ahead", [("z", 3)], "any", 4, 9),
-        Signal("y", 2, 2),
-        now=3,
-    )
-    content = [
-        data for kind in ("operations", "waiting") for _, data in shard.stores[kind].values()
-    ]
-    batch = pa.RecordBatch.from_pydict({"content": pa.array(content, pa.binary())})
-
-    found = [row for each in pending_operations(iter([batch])) for row in each.to_pylist()]
-
-    names = ("operation_id", "key", "threshold", "mode", "deadline", "satisfied_keys")
-    assert [tuple(row[name] for name in names) for row in found] == [
-        ("ahead", ["z"], [3], "any", 9, []),
-        ("half", ["x", "y"], [1, 2], "all", 5, ["y"]),
-    ]
+    with pytest.raises(ValueError, match="there is no --idle"):
+        Job(MagicMock(), options, threading.Event()).run()

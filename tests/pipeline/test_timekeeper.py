@@ -88,17 +88,6 @@ def after(seconds: float) -> int:
     return NOW + round(seconds * SECOND)
 
 
-def test_input_silent_for_idle_gets_tick() -> None:
-    silent = keeper()
-    silent.update(progress(NOW, UNREAD, READ, (3, 0), (NOW, None)))
-    silent.update(progress(after(59), UNREAD, READ, (3, 0), (after(59), None)))
-    assert silent.take_ticks(after(20_000)) == {}
-
-    silent.update(progress(after(61), UNREAD, READ, (3, 0), (after(61), None)))
-    assert silent.take_ticks(after(70)) == {"signals": after(1)}
-    assert silent.take_ticks(after(90)) == {}
-
-
 def test_clock_ticks_signals_if_batches_read_all() -> None:
     silent = keeper(due=after(1), reads_all=True)
     for second in (0, 61):
@@ -138,24 +127,6 @@ def test_query_without_ticks_is_refused() -> None:
         Timekeeper("other", idle=60, delay=10).update(progress(NOW, READ, READ))
 
 
-def test_both_silent_inputs_get_ticks() -> None:
-    silent = keeper()
-    silent.update(progress(NOW, READ, READ))
-    silent.update(progress(after(60), READ, READ))
-
-    assert silent.take_ticks(after(20_000)) == dict.fromkeys(INPUTS, NOW)
-
-
-def test_tick_waits_until_something_is_due() -> None:
-    silent = keeper(due=after(5))
-    for second in (0, 60, 74):
-        silent.update(progress(after(second), READ, READ))
-        assert silent.take_ticks(after(20_000)) == {}
-
-    silent.update(progress(after(75), READ, READ))
-    assert silent.take_ticks(after(20_000)) == dict.fromkeys(INPUTS, after(15))
-
-
 def test_next_tick_is_known_before_anything_is_due() -> None:
     assert keeper(due=None).next_tick_at() is None
     assert keeper(idle=None).next_tick_at() is None
@@ -168,26 +139,6 @@ def test_next_tick_is_known_before_anything_is_due() -> None:
     assert silent.next_tick_at() == after(76)
 
 
-def test_nothing_pending_gets_no_tick() -> None:
-    silent = keeper(due=None)
-    silent.update(progress(NOW, READ, READ))
-    silent.update(progress(after(10_000), READ, READ))
-    assert silent.take_ticks(after(20_000)) == {} and silent.next_due is None
-
-    due = progress(after(10_001), UNREAD, READ, (1, 0), (after(10_001), None), due=after(1))
-    silent.update(due)
-    assert silent.next_due == after(1)
-    assert silent.take_ticks(after(20_000)) == {"signals": after(9941)}
-
-
-@pytest.mark.parametrize("unread", [source("a", 1, 2), source("a", 1, 1, 9), source("a", 1, 2, 9)])
-def test_input_with_rows_left_holds_time_back(unread: dict[str, Any]) -> None:
-    lagging = keeper()
-    for second in range(0, 10_000, 100):  # its rows may all be filtered out
-        lagging.update(progress(after(second), unread, READ, (0, 0)))
-        assert lagging.take_ticks(after(20_000)) == {}
-
-
 def test_input_read_to_latest_offset_is_idle() -> None:
     shared = source("a", 1, 2, 2)  # with rows of the other input
     silent = keeper()
@@ -195,22 +146,6 @@ def test_input_read_to_latest_offset_is_idle() -> None:
         silent.update(progress(after(second), shared, shared, (0, 0)))
 
     assert silent.take_ticks(after(20_000)) == dict.fromkeys(INPUTS, NOW)
-
-
-def test_restart_waits_for_idle_again() -> None:
-    restarted = keeper()
-    restarted.update(progress(after(7200), READ, READ, watermark=NOW))
-    restarted.update(progress(after(7259), READ, READ, watermark=NOW))
-
-    assert restarted.take_ticks(after(20_000)) == {}
-
-
-def test_never_gives_no_tick() -> None:
-    silent = keeper(idle=None)
-    silent.update(progress(NOW, READ, READ))
-    silent.update(progress(after(10_000), READ, READ))
-
-    assert silent.take_ticks(after(20_000)) == {}
 
 
 def test_event_time_names_silent_input_and_its_silence() -> None:

@@ -13,12 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from check_stream import Row
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from java import JAVA_FOR_TESTS
 from kafka_server import connector
-from orders import SECOND, Traffic
+from orders import SECOND, Row, Traffic
 from streams import until
 
 QUIET = {"log_level": 0}
@@ -139,41 +138,19 @@ def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
     return rows
 
 
-def command(folder: Path, address: str, *more: str) -> list[str]:
-    """`stream` on the topics, with its folders in `folder`."""
-    jars = ",".join(map(str, connector()))
-    places = ["--operations", "operations", "--signals", "signals", "--out-topic", "outcomes"]
-    places += ["--out", str(folder / "out"), "--checkpoint", str(folder / "checkpoint")]
-    kafka = [
-        "--format",
-        "kafka",
-        "--bootstrap-servers",
-        address,
-        "--jars",
-        jars,
-        "--shards",
-        "2",
-        "--master",
-        "local[2]",
-    ]
-    return [sys.executable, "-m", "purgatory.pipeline", "stream", *places, *kafka, *more]
-
-
 @contextmanager
 def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
-    """`stream` as a process of its own, with a log; it is killed at the end of the block if it
-    still runs."""
+    """`stream` on the topics as a process of its own, with a log and its folders in `folder`; it is
+    killed at the end of the block if it still runs."""
+    places = [f"--{name}={folder / name}" for name in ("out", "checkpoint")]
+    topics = ["--operations=operations", "--signals=signals", "--out-topic=outcomes"]
+    kafka = ["--format=kafka", f"--bootstrap-servers={address}", "--shards=2", "--master=local[2]"]
+    jars = f"--jars={','.join(map(str, connector()))}"
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *places, *topics, *kafka, jars]
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **JAVA_FOR_TESTS}}
     with (folder / "log").open("a") as log:
-        environment = {**os.environ, **JAVA_FOR_TESTS}
-        options: dict[str, Any] = {
-            "stdout": subprocess.PIPE,
-            "stderr": log,
-            "text": True,
-            "env": environment,
-        }
-        job = subprocess.Popen(
-            command(folder, address, *more), cwd=folder, start_new_session=True, **options
-        )
+        options |= {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        job = subprocess.Popen([*command, *more], start_new_session=True, **options)
     try:
         yield job
     finally:

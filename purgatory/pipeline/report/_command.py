@@ -21,7 +21,7 @@ from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share, timeouts
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._queries import Engine, Step, Summary
+from purgatory.pipeline.report._queries import Engine, Line, Step
 from purgatory.pipeline.report._tables import make_tables
 
 SET_APART: Final = 3
@@ -29,13 +29,15 @@ SET_APART: Final = 3
 UNKNOWN: Final = "?"
 SMALL: Final = 4 * 1024**2
 """The size of a journal in bytes up to which compiling queries costs Spark more than it saves."""
-JAVA_OF_SMALL: Final = {
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    "spark.driver.memory": "1g",
-}
 SQL_OF_SMALL: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
+}
+MEDIUM: Final = 64 * 1024**2
+"""The size up to which Java's second compiler and its parallel collector do: at 1,000,000
+operations, 17 MB, they take 27 of 94 s of CPU."""
+JAVA_OF_MEDIUM: Final = {
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 }
 SQL: Final = {
     # A task has many small files.
@@ -47,18 +49,10 @@ SHUFFLE_BYTES: Final = 8 * 1024**2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "journals",
-        nargs="+",
-        metavar="JOURNAL",
-        help="a directory that a journal was written to, or its URI",
-    )
-    parser.add_argument(
-        "--out",
-        required=True,
-        metavar="DIR",
-        help="for report.html, tables and rejected rows; may be a URI",
-    )
+    text = "a directory that a journal was written to, or its URI"
+    parser.add_argument("journals", nargs="+", metavar="JOURNAL", help=text)
+    text = "for report.html, tables and rejected rows; may be a URI"
+    parser.add_argument("--out", required=True, metavar="DIR", help=text)
     add_master_option(parser)
     parser.epilog = (
         f"The exit status is {SET_APART} if files or rows could not be read: the table "
@@ -81,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             title = without_secrets(f"Purgatory report: {', '.join(options.journals)}")
             content = page(title, said, summary)
             engine.storage(out).write(f"{out}/report.html", content.encode())
-    _print(console, summary, [each.text for each in said])
+    _print(console, summary.lines["timeouts_in_order"][:20], [each.text for each in said])
     took = f"{time.monotonic() - start:.1f} s."
     where = f"Tables are in {options.out}/tables, the report is {options.out}/report.html"
     console.print(f"\n{took} {shown(where)}", markup=False, soft_wrap=True)
@@ -115,7 +109,7 @@ def _engine(options: argparse.Namespace, journals: list[str]) -> Iterator[tuple[
         ) from error
     is_here = not any(map(is_uri, journals))
     known = Snapshot.of(lambda _: Local(), journals) if is_here else None
-    java = JAVA_OF_SMALL if known is not None and known.bytes <= SMALL else {}
+    java = JAVA_OF_MEDIUM if known is not None and known.bytes <= MEDIUM else {}
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
         snapshot = known or Snapshot.of(on_spark.storage, journals)
@@ -144,38 +138,22 @@ def _steps(console: Console, verbose: bool) -> Iterator[Step]:
         step("")
 
 
-def _print(console: Console, summary: Summary, said: list[str]) -> None:
-    lines = summary.timeouts_in_order[:20]
-    is_unknown = any(
-        line[name] is None for line in lines for name in ("timeout_1_percent", "timeout_01_percent")
-    )
-    caption = f"{UNKNOWN} is not answerable from this data" if is_unknown else None
-    table = Table(
-        title="Timeouts",
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-    )
+def _print(console: Console, lines: list[Line], said: list[str]) -> None:
+    table = Table(title="Timeouts", title_justify="left", box=SIMPLE, pad_edge=False)
+    table.caption_justify = "left"
     for name in ("purgatory", "kind"):
         table.add_column(name, overflow="fold")
     for name in ("operations", "expired", "timeouts", "for 1 %", "for 0.1 %"):
         table.add_column(name, justify="right", min_width=len(name))
     for line in lines:
-        answers = [
-            UNKNOWN if line[name] is None else seconds(line[name])
-            for name in ("timeout_1_percent", "timeout_01_percent")
-        ]
+        known = [line[name] for name in ("timeout_1_percent", "timeout_01_percent")]
+        answers = [UNKNOWN if answer is None else seconds(answer) for answer in known]
+        if None in known:
+            table.caption = f"{UNKNOWN} is not answerable from this data"
+        names = (Text(printable(line[name])) for name in ("purgatory", "kind"))
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
-        table.add_row(
-            Text(printable(line["purgatory"])),  # not a str: rich would take [/x] for markup
-            Text(printable(line["kind"])),
-            f"{line['operations']:,}",
-            rate,
-            timeouts(line),
-            *answers,
-        )
+        # a Text, not a str: rich would take [/x] for markup
+        table.add_row(*names, f"{line['operations']:,}", rate, timeouts(line), *answers)
     console.print(table)
     for each in said:
         console.print(f"- {printable(each)}", markup=False)

@@ -14,7 +14,8 @@ outside the page's time are in span -1.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
@@ -40,96 +41,82 @@ LATENESS: Final = ("expired",)
 MOST_CELLS: Final = {WAITS: 40_000, LATENESS: 20_000}
 """Limits of cells on a page, by the name of their count."""
 
-Cells = dict[tuple[int, int, int, int], list[int]]
-"""The counts of each group, run, place and step."""
+Owner = tuple[int, int]
+"""A group and a run."""
+Cell = tuple[int, int, int, int]
+"""A group, a run, a place and a step."""
 Columns = dict[str, list[Any]]
 
 
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
-    largest = sorted(summary.timeouts_in_order, key=lambda line: -line["operations"])
+    lines, (window, runs) = summary
+    largest = sorted(lines["timeouts_in_order"], key=lambda line: -line["operations"])
     place = {
         (line["purgatory"], line["kind"]): min(number, GROUPS)
         for number, line in enumerate(largest)
     }
     if len(largest) > GROUPS:
-        largest = [
-            *largest[:GROUPS],
-            dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS},
-        ]
+        others = dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS}
+        largest = [*largest[:GROUPS], others]
     groups = [(line["purgatory"], line["kind"]) for line in largest]
-    has_runs = len({line["run"] for line in summary.timeline}) > 1 and len(summary.timeline) <= ROWS
-    window = summary.window
+    timeline = lines["timeline"]
+    has_runs = len({line["run"] for line in timeline}) > 1 and len(timeline) <= ROWS
+    start, width = window.start / MILLISECOND, window.width / MILLISECOND
 
+    def owner(line: Line) -> Owner:
+        return place[line["purgatory"], line["kind"]], line["run"] if has_runs else 0
+
+    curves = [{**line, "run": -1} for line in lines["survival_in_order"]]
+    account = (
+        line | {"what": LEFT_OUT.get(line["what"], ("", line["what"]))[1]}
+        for line in lines["account"]
+        if line["count"] or line["what"] not in LEFT_OUT
+    )
     return {
-        "findings": [
-            {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind}
-            for each in findings
-        ],
+        "findings": [asdict(each) for each in findings],
         "groups": groups,
-        "runs": [*summary.runs, OTHERS] if has_runs else [],
-        "window": {
-            "start": window.start / MILLISECOND,
-            "width": window.width / MILLISECOND,
-            "count": window.count,
-        },
+        "runs": [*runs, OTHERS] if has_runs else [],
+        "window": {"start": start, "width": width, "count": window.count},
         "timeouts": [_shown(line) for line in largest],
-        "timeline": _timeline(summary.timeline, place, has_runs),
+        "timeline": _timeline(timeline, owner),
         "edges": EDGES,
-        "waits": packed(summary.wait_steps, WAITS, place, has_runs=has_runs),
-        "lateness": packed(summary.lateness_steps, LATENESS, place, has_runs=has_runs),
-        "curves": _curves(summary, place, has_runs),
-        "pending": _pending(summary, {name for name, _ in groups}),
-        "keys": _keys(summary.hot_keys_in_order, summary.hot_times, -(-SECOND // window.width)),
-        "missed": _keys(summary.missed_keys_in_order, summary.missed_times, 1),
-        "minutes": [_shown(line) for line in summary.worst_minutes],
+        "waits": _packed(lines["wait_steps"], WAITS, owner),
+        "lateness": _packed(lines["lateness_steps"], LATENESS, owner),
+        "curves": _curves(curves + (lines["curves_of_runs"] if has_runs else []), place),
+        "pending": _pending(lines["points"], {name for name, _ in groups}, window.width),
+        "keys": _keys(lines["hot_keys_in_order"], lines["hot_times"], -(-SECOND // window.width)),
+        "missed": _keys(lines["missed_keys_in_order"], lines["missed_times"], 1),
+        "minutes": [_shown(line) for line in lines["worst_minutes"]],
         "read": [
-            {
-                **{name: line[name] for name in ("folder", "reason", "count")},
-                "what": LEFT_OUT.get(line["what"], ("", line["what"]))[1],
-            }
-            for line in summary.account
-            if line["count"] or line["what"] not in LEFT_OUT
+            {name: line[name] for name in ("folder", "what", "reason", "count")} for line in account
         ],
     }
 
 
-def _timeline(lines: list[Line], place: dict[tuple[str, str], int], has_runs: bool) -> Columns:
-    """The lines as columns; runs are added up if the page does not show single runs."""
-    by = ["group", "run", "place"]
-    others = [
-        name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind")
-    ]
+def _timeline(lines: list[Line], owner: Callable[[Line], Owner]) -> Columns:
+    """The lines as columns; lines of one owner and place are added up."""
+    by = ("group", "run", "place")
+    others = [name for name in lines[0] if name not in (*by, "purgatory", "kind")] if lines else []
     sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0] * len(others))
     for line in lines:
-        key = (
-            place[line["purgatory"], line["kind"]],
-            line["run"] if has_runs else 0,
-            line["place"],
-        )
+        counts = sums[*owner(line), line["place"]]
         for number, name in enumerate(others):
-            sums[key][number] += line[name]
-    columns: Columns = {name: [key[number] for key in sums] for number, name in enumerate(by)}
-    return columns | {
-        name: [values[number] for values in sums.values()] for number, name in enumerate(others)
-    }
+            counts[number] += line[name]
+    rows = [(*key, *counts) for key, counts in sums.items()]
+    return {name: [row[at] for row in rows] for at, name in enumerate((*by, *others))}
 
 
-def _curves(
-    summary: Summary, place: dict[tuple[str, str], int], has_runs: bool
-) -> list[dict[str, Any]]:
+def _curves(lines: list[Line], place: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
     """The survival curves: `run` is -1 for all runs."""
-    of_groups: dict[tuple[str, str, int], list[Line]] = defaultdict(list)
-    for line in summary.survival_in_order:
-        of_groups[line["purgatory"], line["kind"], -1].append(line)
-    for line in summary.curves_of_runs if has_runs else ():
-        of_groups[line["purgatory"], line["kind"], line["run"]].append(line)
+    of_owners: dict[Owner, list[Line]] = defaultdict(list)
+    for line in lines:
+        of_owners[place[line["purgatory"], line["kind"]], line["run"]].append(line)
     curves = []
-    for (purgatory, kind, run), lines in of_groups.items():
-        group = place[purgatory, kind]
+    for (group, run), points in of_owners.items():
         if group < GROUPS:
-            points = _two_digits(lines) if run < 0 and group >= FINE else lines
-            curves.append({"group": group, "run": run, **_curve(points)})
+            shown = _two_digits(points) if run < 0 and group >= FINE else points
+            curves.append({"group": group, "run": run, **_curve(shown)})
     return curves
 
 
@@ -144,14 +131,14 @@ def _two_digits(lines: list[Line]) -> list[Line]:
     return [*last.values()]
 
 
-def _pending(summary: Summary, purgatories: set[str]) -> dict[str, Columns]:
-    found: dict[str, Columns] = {}
-    for line in summary.points:
+def _pending(lines: list[Line], purgatories: set[str], width: int) -> dict[str, Columns]:
+    found: dict[str, Columns] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
         if line["purgatory"] in purgatories:
-            columns = found.setdefault(line["purgatory"], {"place": [], "most": [], "mean": []})
-            columns["place"].append(line["place"])
-            columns["most"].append(line["most"])
-            columns["mean"].append(_rounded(line["area"] * SECOND / summary.window.width))
+            columns = found[line["purgatory"]]
+            for name in ("place", "most"):
+                columns[name].append(line[name])
+            columns["mean"].append(_rounded(line["area"] * SECOND / width))
     return found
 
 
@@ -180,36 +167,34 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def packed(
-    lines: Iterable[Mapping[str, Any]],
-    counts: tuple[str, ...],
-    place_of: Mapping[tuple[str, str], int],
-    *,
-    has_runs: bool,
+def _packed(
+    lines: Iterable[Line], counts: tuple[str, ...], owner: Callable[[Line], Owner]
 ) -> dict[str, Any]:
     """The cells, for the page's script.
 
     Args:
         lines: the rows of ``wait_steps`` or ``lateness_steps``.
         counts: the names of the counts, `WAITS` or `LATENESS`.
-        place_of: the page's number of a purgatory and kind.
-        has_runs: whether the page can show single runs.
 
     Returns:
         ``width``, the number of spans that are joined; and columns ``group``, ``run``, ``place``
         and ``cells``: the step and the counts of each cell, all in one list.
     """
-    cells: Cells = {}
-    for line in lines:
-        run = line["run"] if has_runs else 0
-        cell = (place_of[line["purgatory"], line["kind"]], run, line["place"], line["step"])
-        _add(cells, cell, [line[name] for name in counts])
+    cells = _added(
+        ((*owner(line), line["place"], line["step"]), [line[name] for name in counts])
+        for line in lines
+    )
     width = 1
     while len(cells) > MOST_CELLS[counts] and max(place for _, _, place, _ in cells) > 0:
-        cells, width = _joined(cells), 2 * width
+        # Two spans become one; -1 stays -1.
+        cells = _added(
+            ((group, run, place >> 1, step), numbers)
+            for (group, run, place, step), numbers in cells.items()
+        )
+        width *= 2
     found: dict[str, Any] = {"width": width, "group": [], "run": [], "place": [], "cells": []}
-    for (group, run, place), of_place in groupby(sorted(cells.items()), lambda cell: cell[0][:3]):
-        for name, value in (("group", group), ("run", run), ("place", place)):
+    for of_cell, of_place in groupby(sorted(cells.items()), lambda cell: cell[0][:3]):
+        for name, value in zip(("group", "run", "place"), of_cell, strict=True):
             found[name].append(value)
         found["cells"].append(
             [number for (*_, step), numbers in of_place for number in (step, *numbers)]
@@ -217,18 +202,9 @@ def packed(
     return found
 
 
-def _joined(cells: Cells) -> Cells:
-    """The cells with two of their spans as one; -1 stays -1."""
-    found: Cells = {}
-    for (group, run, place, step), numbers in cells.items():
-        _add(found, (group, run, place >> 1, step), numbers)
-    return found
-
-
-def _add(cells: Cells, cell: tuple[int, int, int, int], numbers: list[int]) -> None:
-    before = cells.get(cell)
-    cells[cell] = (
-        numbers
-        if before is None
-        else [one + other for one, other in zip(before, numbers, strict=True)]
-    )
+def _added(counted: Iterable[tuple[Cell, list[int]]]) -> dict[Cell, list[int]]:
+    cells: dict[Cell, list[int]] = {}
+    for cell, numbers in counted:
+        before = cells.get(cell, [0] * len(numbers))
+        cells[cell] = [one + other for one, other in zip(before, numbers, strict=True)]
+    return cells

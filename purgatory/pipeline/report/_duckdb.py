@@ -13,13 +13,13 @@ from purgatory.pipeline._files import Local, Storage
 from purgatory.pipeline._rows import SCHEMAS, batches
 from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._queries import (
-    COPIES,
+    CENSUSES,
     ROWS,
     Line,
     Page,
     Query,
     Step,
-    copies_in,
+    numbers_in,
     window_of,
 )
 
@@ -83,9 +83,8 @@ class DuckDB:
         for query in ROWS:
             step(query.name.replace("_", " "))
             lines[query.name] = self.run(query.with_numbers(numbers), work)
-            if query.name in COPIES.values():
-                [name] = [number for number, table in COPIES.items() if table == query.name]
-                numbers[name] = copies_in(self.select(f"FROM {query.name}"))
+            if query.name in CENSUSES:
+                numbers |= numbers_in(query.name, self.select(f"FROM {query.name}"))
             if query.name == "hours":
                 page = Page.of(self.select("FROM hours"), self.select("FROM runs"))
                 numbers |= page.numbers

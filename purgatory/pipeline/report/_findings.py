@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from purgatory.pipeline.report._queries import Line, Summary
+from purgatory.pipeline.report._queries import Line, Lines, Summary
 
 WORTH_SAYING = 3
 """Limit of findings of each sort in words. The tables have all of them."""
@@ -27,19 +27,20 @@ class Finding:
 
 def findings(summary: Summary) -> list[Finding]:
     """The findings as sentences, the worst first."""
+    lines = summary.lines
     said = [
         *(
             Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"])
-            for line in _worst_timeouts(summary)
+            for line in _worst_timeouts(lines["timeouts_in_order"])
         ),
-        *_missed(summary),
-        *_hot(summary),
-        *_pending(summary),
-        *(Finding(each) for each in _left_out(summary)),
+        *_missed(lines),
+        *_hot(lines),
+        *_pending(lines["peaks"]),
+        *(Finding(each) for each in _left_out(lines["account"])),
     ]
     if said:
         return said
-    if not summary.timeouts_in_order:
+    if not lines["timeouts_in_order"]:
         return [Finding("There is nothing to report on: no operation was read.")]
     return [Finding(f"There are no findings about {FEW} operations or more.", "time")]
 
@@ -47,13 +48,13 @@ def findings(summary: Summary) -> list[Finding]:
 def set_apart(summary: Summary) -> int:
     """How many files and rows could not be read."""
     apart = ("files unreadable", "rows rejected")
-    return sum(line["count"] for line in summary.account if line["what"] in apart)
+    return sum(line["count"] for line in summary.lines["account"] if line["what"] in apart)
 
 
-def _worst_timeouts(summary: Summary) -> list[Line]:
+def _worst_timeouts(lines: list[Line]) -> list[Line]:
     bad = [
         line
-        for line in summary.timeouts_in_order
+        for line in lines
         if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE and line["operations"] >= FEW
     ]
     return sorted(bad, key=lambda line: -line["expiry_rate"])[:WORTH_SAYING]
@@ -90,10 +91,10 @@ def timeouts(line: Line) -> str:
     return seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
 
 
-def _missed(summary: Summary) -> list[Finding]:
+def _missed(lines: Lines) -> list[Finding]:
     """Keys that are never triggered; if there are only keys with few operations, kinds."""
-    keys = [line for line in summary.missed_keys_in_order if line["missed_triggers"] >= FEW]
-    kinds = [line for line in summary.timeouts_in_order if line["missed_triggers"] >= FEW]
+    keys = [line for line in lines["missed_keys_in_order"] if line["missed_triggers"] >= FEW]
+    kinds = [line for line in lines["timeouts_in_order"] if line["missed_triggers"] >= FEW]
     kinds.sort(key=lambda line: -line["missed_triggers"])
     found = [(line, repr(line["key"])) for line in keys] or [
         (line, f"keys of {line['kind']!r}") for line in kinds
@@ -111,9 +112,9 @@ def _missed(summary: Summary) -> list[Finding]:
     ]
 
 
-def _hot(summary: Summary) -> list[Finding]:
+def _hot(lines: Lines) -> list[Finding]:
     """The hottest key: its checks tried the most operations."""
-    total = sum(line["operations"] for line in summary.timeouts_in_order)
+    total = sum(line["operations"] for line in lines["timeouts_in_order"])
     return [
         Finding(
             f"The hottest key is {line['key']!r} in {line['purgatory']!r}: its checks tried "
@@ -124,13 +125,13 @@ def _hot(summary: Summary) -> list[Finding]:
             "keys",
             line["purgatory"],
         )
-        for line in summary.hot_keys_in_order[:1]
+        for line in lines["hot_keys_in_order"][:1]
         if total and line["tried"] >= FEW
     ]
 
 
-def _pending(summary: Summary) -> list[Finding]:
-    many = [line for line in summary.peaks if line["pending_max"] >= FEW]
+def _pending(lines: list[Line]) -> list[Finding]:
+    many = [line for line in lines if line["pending_max"] >= FEW]
     worst = sorted(many, key=lambda line: -line["pending_max"])[:WORTH_SAYING]
     return [
         Finding(
@@ -154,10 +155,10 @@ LEFT_OUT: Final = {
 """Rows missing from the figures: name in the table ``reconciliation`` -> a noun and its plural."""
 
 
-def _left_out(summary: Summary) -> list[str]:
-    unreadable = [line["reason"] for line in summary.account if line["what"] == "files unreadable"]
+def _left_out(lines: list[Line]) -> list[str]:
+    unreadable = [line["reason"] for line in lines if line["what"] == "files unreadable"]
     counts: Counter[tuple[str, str]] = Counter()
-    for line in summary.account:
+    for line in lines:
         counts[line["what"], line["folder"]] += line["count"]
     return [f"Cannot be read: {reason}." for reason in unreadable[:WORTH_SAYING]] + [
         f"Not in these figures: {counts[what, folder]:,} {nouns[counts[what, folder] > 1]}, "

@@ -15,13 +15,18 @@ from purgatory.pipeline._snapshot import Snapshot
 
 Line = dict[str, Any]
 """A row, by the names of its columns."""
+Lines = Mapping[str, list[Line]]
+"""Rows of several queries, by their names."""
 Step = Callable[[str], None]
 """Shows the next step."""
-Role = Literal["rule", "view", "rows", "keep", "small", "write", "reject", "show"]
+Role = Literal["rule", "view", "rows", "keep", "small", "write", "reject", "show", "spark"]
 
 NUMBER: Final = re.compile(r"\{(\w+)\}")
-COPIES: Final = {"copies": "census", "copies_of_checks": "census_of_checks"}
-"""The numbers of copies, and the tables with them."""
+CENSUSES: Final = {
+    "census": ("copies", "rejected"),
+    "census_of_checks": ("copies_of_checks", "rejected_checks"),
+}
+"""The tables that the first numbers come from, and the numbers."""
 SECOND: Final = 1_000_000
 """In microseconds, as all times and lengths here."""
 Hour = dict[str, Any]
@@ -143,27 +148,13 @@ class Page(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The rows of the queries to ``show`` of ``rows.sql`` and ``report.sql``, by the names of the
-    queries; and the page's runs and time."""
+class Summary(NamedTuple):
+    """What the page shows."""
 
-    timeouts_in_order: list[Line]
-    survival_in_order: list[Line]
-    curves_of_runs: list[Line]
-    wait_steps: list[Line]
-    lateness_steps: list[Line]
-    points: list[Line]
-    peaks: list[Line]
-    timeline: list[Line]
-    hot_keys_in_order: list[Line]
-    hot_times: list[Line]
-    missed_keys_in_order: list[Line]
-    missed_times: list[Line]
-    worst_minutes: list[Line]
-    account: list[Line]
-    runs: list[str]
-    window: Window
+    lines: Lines
+    """The rows of the queries to ``show`` of ``rows.sql`` and ``report.sql``, by the names of the
+    queries."""
+    page: Page
 
 
 class Engine(Protocol):
@@ -171,7 +162,6 @@ class Engine(Protocol):
 
     def storage(self, path: str) -> Storage:
         """The file system of a path or a URI."""
-        ...
 
     def read(self, snapshot: Snapshot) -> dict[str, str]:
         """Reads the rows of journals. Each row has its `file`.
@@ -182,7 +172,6 @@ class Engine(Protocol):
         Raises:
             Vanished: a file was deleted meanwhile.
         """
-        ...
 
     def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
         """Computes everything that needs the rows: what ``rows.sql`` defines.
@@ -196,11 +185,9 @@ class Engine(Protocol):
         Raises:
             Vanished: a file of a journal was deleted meanwhile.
         """
-        ...
 
     def add(self, name: str, table: pa.Table) -> None:
         """Makes a small table available to `run`."""
-        ...
 
     def run(self, query: Query, work: str) -> list[Line]:
         """Runs a query of ``report.sql``.
@@ -211,7 +198,6 @@ class Engine(Protocol):
         Returns:
             The rows of a query to ``show``; otherwise nothing.
         """
-        ...
 
 
 def step_of(lead: str, power: str) -> str:
@@ -246,18 +232,27 @@ def _queries(file: str) -> list[Query]:
     ]
 
 
-ROWS: Final = tuple(_queries("rows.sql"))
+_OF_ROWS: Final = _queries("rows.sql")
+ROWS: Final = tuple(each for each in _OF_ROWS if each.role != "spark")
 REPORT: Final = tuple(_queries("report.sql"))
 TABLES: Final = tuple(each.name for each in (*ROWS, *REPORT) if each.role == "write")
 """The tables of a report."""
 REJECTED: Final = tuple(each.name for each in ROWS if each.role == "reject")
 
 
-def copies_in(census: pa.Table) -> int:
-    """The number of copies, of a table of `COPIES`; some of them may differ in compared columns."""
-    return int(sum(census["copies"].to_pylist()))
+def numbers_in(name: str, census: pa.Table) -> dict[str, int]:
+    """The numbers that a table of `CENSUSES` has: of copies, some of which may differ in compared
+    columns, and of reasons to reject rows."""
+    lines = census.to_pylist()
+    reasons = [line for line in lines if line["what"] == "reason" and line["reason"] is not None]
+    counts = (int(sum(line["copies"] for line in lines)), len(reasons))
+    return dict(zip(CENSUSES[name], counts, strict=True))
 
 
+ON_SPARK: Final = {
+    each.name: Query("view", each.name, each.text) for each in _OF_ROWS if each.role == "spark"
+}
+"""The queries that Spark has a text of its own for."""
 SPARK_WORDS: Final = {
     r"list_count\(keys\) < len\(keys\)": "array_contains(keys, CAST(X'FF' AS STRING)) IS NULL",
     r"\[([^\]]*)\]": r"array(\1)",

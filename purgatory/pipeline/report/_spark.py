@@ -7,16 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline._files import Vanished
 from purgatory.pipeline._session import literal
 from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._queries import ROWS, Line, Page, Query, Step
-from purgatory.pipeline.spark._journal import GONE, Reader
+from purgatory.pipeline.spark._journal import Reader, vanishing
 from purgatory.pipeline.spark._sums import Sums, frame_of
 
 SIDE_BY_SIDE: Final = 3
@@ -56,12 +53,8 @@ class Spark(Reader):
         return self._journal.damaged
 
     def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
-        try:
+        with vanishing():
             return self._sums(work, step)
-        except (PySparkException, Py4JJavaError) as error:
-            if any(word in str(error) for word in GONE):
-                raise Vanished(work) from error
-            raise
 
     def add(self, name: str, table: pa.Table) -> None:
         self._small.add(name, table)

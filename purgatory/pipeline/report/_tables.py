@@ -6,7 +6,6 @@ replaced when all new ones are there.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from purgatory.pipeline._files import Storage, distinct
 from purgatory.pipeline._snapshot import Snapshot, read_whole
@@ -89,8 +88,7 @@ def _summary(engine: Engine, snapshot: Snapshot, work: str, step: Step) -> Summa
         lines[query.name] = engine.run(query.with_numbers(page.numbers), work)
         if query.name == "balance_of_all":
             _check_balance(lines["balance_of_all"])
-    names = {field.name for field in fields(Summary)} - {"runs", "window"}
-    return Summary(**{name: lines[name] for name in names}, runs=page.runs, window=page.window)
+    return Summary(lines, page)
 
 
 def _check_balance(lines: list[Line]) -> None:

@@ -68,10 +68,7 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
         LEFT JOIN files g ON f.folder = g.folder AND state IN ('files', 'files unreadable')
     GROUP BY f.folder
     UNION ALL
-    SELECT 2, folder, state, 'another file stands for them', count(*) FROM files
-        WHERE state = 'files compacted' GROUP BY folder, state
-    UNION ALL
-    SELECT 3, folder, state, concat(file, ': ', reason), 1 FROM files WHERE reason IS NOT NULL
+    SELECT 2, folder, state, concat(file, ': ', reason), 1 FROM files WHERE reason IS NOT NULL
   )
   UNION ALL
   SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place, folder, what, reason, count
@@ -119,7 +116,7 @@ FROM (
       FROM cube
 ) GROUP BY purgatory, kind, run, place ORDER BY purgatory, kind, run, place
 
---- view placed
+--- view begun
 SELECT *, CASE WHEN begun_in < {count} THEN begun_in ELSE -1 END AS place
     FROM cube WHERE has_start
 
@@ -128,11 +125,11 @@ SELECT purgatory, kind, run, place, wait_step AS step,
     CAST(coalesce(sum(operations) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
   CAST(coalesce(sum(operations) FILTER (outcome <> 'completed'), 0) AS BIGINT) AS others,
   CAST(coalesce(sum(operations) FILTER (outcome IS NULL), 0) AS BIGINT) AS open
-FROM placed GROUP BY purgatory, kind, run, place, step
+FROM begun GROUP BY purgatory, kind, run, place, step
 
 --- show lateness_steps
 SELECT purgatory, kind, run, place, late_step AS step, CAST(sum(operations) AS BIGINT) AS expired
-FROM placed WHERE late_step IS NOT NULL GROUP BY purgatory, kind, run, place, step
+FROM begun WHERE late_step IS NOT NULL GROUP BY purgatory, kind, run, place, step
 
 --- show timeouts_in_order
 SELECT * FROM timeouts ORDER BY expired DESC, purgatory, kind

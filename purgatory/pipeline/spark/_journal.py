@@ -4,7 +4,8 @@ If that fails, one pass of pyarrow over the files names those that are damaged, 
 Spark reads the others. As with pyarrow, see `_rows`, a column that is missing is null.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Final
@@ -20,10 +21,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from purgatory.pipeline import _files, _rows
-from purgatory.pipeline._files import Local, Storage, Vanished, distinct, relative
+from purgatory.pipeline._files import Storage, Vanished, distinct, relative
 from purgatory.pipeline._programs import without_secrets
 from purgatory.pipeline._remote import storage_of
-from purgatory.pipeline._rows import SCHEMAS, damaged_files, damaged_on_workers
+from purgatory.pipeline._rows import SCHEMAS, damaged_on_workers
 from purgatory.pipeline._session import literal
 from purgatory.pipeline._snapshot import Snapshot, read_whole
 from purgatory.pipeline.spark._sums import FIRST_PASS, Sums
@@ -52,6 +53,10 @@ SMALL_BYTES: Final = 256 * 1024
 """Up to this average size of files, opening them again costs more than keeping their rows."""
 
 
+Known = dict[str, pa.Table]
+"""Small tables of the first pass over the rows, by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Journal:
     """The rows of journals. `read_journal` makes it."""
@@ -63,8 +68,7 @@ class Journal:
     damaged: dict[str, str]
     """The reason for each file that cannot be read; none of its rows is here."""
     snapshot: Snapshot = field(repr=False)
-    known: dict[str, pa.Table] = field(repr=False)
-    """The small tables of the first pass."""
+    known: Known = field(repr=False)
 
 
 def read_journal(spark: SparkSession, *journals: str) -> Journal:
@@ -111,26 +115,24 @@ class Reader:
         Raises:
             Vanished: a file was deleted meanwhile.
         """
-        rows: dict[str, DataFrame] = {}
-        damaged: dict[str, str] = {}
-        known: dict[str, pa.Table] = {}
-        for folder, sizes in snapshot.sizes.items():
-            bad = {file: EMPTY for file, size in sizes.items() if not size}
-            while True:
-                rows[folder] = self._frame(snapshot, folder, bad)
-                sums = Sums({folder: rows[folder]})
-                try:
-                    known |= {name: sums.small(name) for name in FIRST_PASS[folder]}
-                    break
-                except (PySparkException, Py4JJavaError) as error:
-                    if any(word in str(error) for word in GONE):
-                        raise Vanished(folder) from error
-                    more = self._damage(snapshot, folder, sizes.keys() - bad.keys())
-                    if not more:
-                        raise
-                    bad |= more
-            damaged |= bad
-        return Journal(rows["operations"], rows["checks"], damaged, snapshot, known)
+        with vanishing():
+            parts = [self._folder(snapshot, folder) for folder in FOLDERS]
+        (operations, bad, known), (checks, more_bad, more_known) = parts
+        return Journal(operations, checks, bad | more_bad, snapshot, known | more_known)
+
+    def _folder(self, snapshot: Snapshot, folder: str) -> tuple[DataFrame, dict[str, str], Known]:
+        """The rows of a folder, its damaged files, and the small tables of its first pass."""
+        damaged = {file: EMPTY for file, size in snapshot.sizes[folder].items() if not size}
+        while True:
+            rows = self._frame(snapshot, folder, damaged)
+            sums = Sums({folder: rows})
+            try:
+                return rows, damaged, {name: sums.small(name) for name in FIRST_PASS[folder]}
+            except (PySparkException, Py4JJavaError):
+                found = self._damage(snapshot, folder).items() - damaged.items()
+                if not found:
+                    raise
+                damaged |= found
 
     def _frame(self, snapshot: Snapshot, folder: str, damaged: Iterable[str]) -> DataFrame:
         files = snapshot.sizes[folder]
@@ -158,27 +160,30 @@ class Reader:
             rows = rows.where(~file.isin(sorted(relative(each, place) for each in without)))
         return rows.select("*", F.concat(F.lit(without_secrets(f"{place}/")), file).alias("file"))
 
-    def _damage(self, snapshot: Snapshot, folder: str, files: Iterable[str]) -> dict[str, str]:
+    def _damage(self, snapshot: Snapshot, folder: str) -> dict[str, str]:
         """The reason for each file that pyarrow cannot read."""
-        found: dict[str, str] = {}
-        for journal in snapshot.journals:
-            place = f"{journal}/{folder}"
-            mine = sorted(_below(place, files))
-            if isinstance(self.storage(journal), Local):
-                found |= damaged_files(mine, folder)
-            elif mine:
-                found |= self._damage_elsewhere(place, folder, mine)
-        return found
-
-    def _damage_elsewhere(self, place: str, folder: str, files: list[str]) -> dict[str, str]:
-        names = [relative(file, place) for file in files]
-        reader = self._spark.read.format("binaryFile").options(**FILES)
-        content = reader.load(literal(place)).where(_name(place, files).isin(names))
         for module in (_files, _rows):  # workers need not have this package
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         task = partial(damaged_on_workers, folder=folder)
-        found = content.select("path", "content").mapInArrow(task, "path string, damage string")
-        return {f"{place}/{relative(row.path, place)}": row.damage for row in found.collect()}
+        reader = self._spark.read.format("binaryFile").options(**FILES)
+        found: dict[str, str] = {}
+        for place in (f"{journal}/{folder}" for journal in snapshot.journals):
+            if _below(place, snapshot.sizes[folder]):
+                content = reader.load(literal(place)).select("path", "content")
+                rows = content.mapInArrow(task, "path string, damage string").collect()
+                found |= {f"{place}/{relative(row.path, place)}": row.damage for row in rows}
+        return {file: found[file] for file in found.keys() & snapshot.sizes[folder].keys()}
+
+
+@contextmanager
+def vanishing() -> Iterator[None]:
+    """Turns an error of Spark about a file that was deleted into `Vanished`."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        if any(word in str(error) for word in GONE):
+            raise Vanished from error
+        raise
 
 
 def _below(place: str, files: Iterable[str]) -> list[str]:

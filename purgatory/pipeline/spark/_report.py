@@ -1,15 +1,12 @@
 """The tables of a report, as DataFrames."""
 
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, StructType
 
 from purgatory.pipeline._snapshot import Snapshot
-from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._queries import REPORT
 from purgatory.pipeline.spark._journal import FOLDERS, Journal
 from purgatory.pipeline.spark._sums import Sums, frame_of
 
@@ -25,18 +22,15 @@ class Report:
     """
 
     def __init__(
-        self,
-        operations: DataFrame,
-        checks: DataFrame,
-        journal: Journal | None = None,
+        self, operations: DataFrame, checks: DataFrame, journal: Journal | None = None
     ) -> None:
         rows = {"operations": operations, "checks": checks}
+        snapshot, damaged = (journal.snapshot, journal.damaged) if journal else (NO_FILES, {})
+        small = {"files": snapshot.files(damaged), "tallies": snapshot.tallies()}
         self._sums = Sums(
             {name: _checked(frame, name) for name, frame in rows.items()},
-            journal.known if journal else None,
+            small | (journal.known if journal else {}),
         )
-        snapshot, damaged = (journal.snapshot, journal.damaged) if journal else (NO_FILES, {})
-        self._files, self._tallies = snapshot.files(damaged), snapshot.tallies()
 
     @property
     def outcomes(self) -> DataFrame:
@@ -58,31 +52,20 @@ class Report:
     def timeouts(self) -> DataFrame:
         """What each purgatory and kind did with its timeouts, and which timeout would have let 1 %
         and 0.1 % expire. A few jobs."""
-        return self._reported("timeouts", "kinds", sums=("cube", "answers"))
+        return self._small("timeouts")
 
     @cached_property
     def survival(self) -> DataFrame:
         """What share each timeout would have let expire. A few jobs."""
-        return self._reported("survival", sums=("curves",))
+        return self._small("survival")
 
     @cached_property
     def reconciliation(self) -> DataFrame:
         """The account of every file and every row. One pass over the rows."""
-        sums = ("runs", "counted_operations", "counted_checks")
-        return self._reported("reconciliation", "by_folder", sums=sums)
+        return self._small("reconciliation")
 
-    def _reported(self, name: str, *views: str, sums: tuple[str, ...]) -> DataFrame:
-        """A table that a query of ``report.sql`` makes of small tables, in this process."""
-        with DuckDB.opened() as engine:
-            engine.add("files", self._files)
-            engine.add("tallies", self._tallies)
-            for each in sums:
-                engine.add(each, self._sums.small(each))
-            for query in REPORT:
-                if query.name in views:
-                    engine.run(query, "")
-            [text] = [query.text for query in REPORT if query.name == name]
-            return frame_of(self._sums.session, engine.select(text))
+    def _small(self, name: str) -> DataFrame:
+        return frame_of(self._sums.session, self._sums.small(name))
 
 
 def _checked(rows: DataFrame, folder: str) -> DataFrame:
@@ -93,21 +76,12 @@ def _checked(rows: DataFrame, folder: str) -> DataFrame:
             raise ValueError(
                 f"{folder} must have the columns of a journal: {field.name!r} is missing"
             )
-        if _plain(found[field.name]) != _plain(field.dataType):
-            raise ValueError(
-                f"{folder}: the column {field.name!r} must be {field.dataType.simpleString()}, "
-                f"got {found[field.name].simpleString()}"
-            )
+        expected, got = (each.simpleString() for each in (field.dataType, found[field.name]))
+        if got != expected:
+            raise ValueError(f"{folder}: the column {field.name!r} must be {expected}, got {got}")
     if "file" not in found:
         rows = rows.withColumn("file", F.lit(None).cast("string"))
     return rows.select(*(field.name for field in FOLDERS[folder]), "file")
-
-
-def _plain(type_: Any) -> str:
-    """The type, whether or not it may be null."""
-    if isinstance(type_, ArrayType):
-        return f"array<{_plain(type_.elementType)}>"
-    return type_.simpleString() if not isinstance(type_, StructType) else "struct"
 
 
 def report(operations: DataFrame, checks: DataFrame, journal: Journal | None = None) -> Report:

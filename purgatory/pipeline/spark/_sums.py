@@ -1,4 +1,4 @@
-"""The queries of ``rows.sql`` on Spark: each is a DataFrame.
+"""The queries of ``rows.sql`` on Spark, where each is a DataFrame, and of ``report.sql`` on DuckDB.
 
 `SparkSession.sql` runs a query on named DataFrames, so that no view is left. Rows are read anew by
 each query. Small tables are collected; the sums that several of them need are kept meanwhile.
@@ -13,20 +13,32 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._queries import COPIES, ROWS, Page, copies_in, on_spark
+from purgatory.pipeline.report._queries import (
+    CENSUSES,
+    ON_SPARK,
+    REPORT,
+    ROWS,
+    Page,
+    Query,
+    numbers_in,
+    on_spark,
+)
 
-QUERIES: Final = {query.name: query for query in ROWS}
-SOURCE: Final = re.compile(r"\b(FROM|JOIN)(\s+)(operations|checks|" + "|".join(QUERIES) + r")\b")
-"""Where the text of a query names another."""
-FEW: Final = {
+QUERIES: Final = {query.name: query for query in (*ROWS, *REPORT)} | ON_SPARK
+GIVEN: Final = ("operations", "checks", "files", "tallies")
+SOURCE: Final = re.compile(rf"\b(FROM|JOIN)(\s+)({'|'.join([*GIVEN, *QUERIES])})\b")
+"""Where the text of a query names another, or a given table."""
+
+
+def _sources(query: Query) -> set[str]:
+    return {found[3] for found in SOURCE.finditer(query.text)}
+
+
+FEW: Final = {query.name for query in REPORT} | {
     query.name
     for query in ROWS
-    if all(
-        QUERIES[found[3]].role == "small"
-        for found in SOURCE.finditer(query.text)
-        if found[3] in QUERIES
-    )
-    and query.role in ("small", "show")
+    if query.role in ("small", "show")
+    and all(name in QUERIES and QUERIES[name].role == "small" for name in _sources(query))
 }
 """The queries of small tables alone."""
 FIRST_PASS: Final = {
@@ -48,11 +60,11 @@ def frame_of(session: SparkSession, table: pa.Table) -> DataFrame:
 
 
 class Sums:
-    """What ``rows.sql`` defines.
+    """What ``rows.sql`` and ``report.sql`` define.
 
     Args:
         rows: the DataFrames `operations` and `checks`, or one of them for its first pass.
-        known: small tables that were computed already.
+        known: small tables: `files` and `tallies`, and those that were computed already.
     """
 
     def __init__(
@@ -81,8 +93,7 @@ class Sums:
         """The rows of a small table."""
         if name not in self._small:
             if name in FEW:
-                self._small[name] = self._few(name)
-                return self._small[name]
+                return self._small.setdefault(name, self._few(name))
             kept: dict[str, DataFrame] = {}
             try:
                 for each in TOGETHER if name in TOGETHER else (name,):
@@ -93,29 +104,28 @@ class Sums:
         return self._small[name]
 
     def _few(self, name: str) -> pa.Table:
-        text = self._text(name)
+        query = self._query(name)
         with DuckDB.opened() as engine:
-            for each in {found[3] for found in SOURCE.finditer(text)}:
+            for each in _sources(query):
                 engine.add(each, self.small(each))
-            return engine.select(text)
+            return engine.select(query.text)
 
-    def _text(self, name: str) -> str:
+    def _query(self, name: str) -> Query:
+        """A query with its numbers."""
         query = QUERIES[name]
-        numbers = {
-            number: copies_in(self.small(table))
-            for number, table in COPIES.items()
-            if number in query.numbers
-        }
+        numbers: dict[str, int] = {}
+        for census, names in CENSUSES.items():
+            if query.numbers & {*names}:
+                numbers |= numbers_in(census, self.small(census))
         if query.numbers - numbers.keys():
             numbers |= self.page.numbers
-        return query.with_numbers(numbers).text
+        return query.with_numbers(numbers)
 
     def _run(self, name: str, kept: dict[str, DataFrame]) -> DataFrame:
-        text = on_spark(self._text(name))
-        names = {found[3] for found in SOURCE.finditer(text)}
+        query = self._query(name)
         # With a name Spark drops the kept rows of the same plan, so a filter makes it another one.
-        named = {each: self._source(each, kept).where("true") for each in names}
-        return self.session.sql(SOURCE.sub(r"\1\2{\3}", text), None, **named)
+        named = {each: self._source(each, kept).where("true") for each in _sources(query)}
+        return self.session.sql(SOURCE.sub(r"\1\2{\3}", on_spark(query.text)), None, **named)
 
     def _source(self, name: str, kept: dict[str, DataFrame]) -> DataFrame:
         if name in self._frames:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from pyspark.sql.utils import is_remote
 
 from purgatory.pipeline._remote import storage_of
 from purgatory.pipeline.streaming._processor import ShardsChanged, send_code_to_workers
-from purgatory.pipeline.streaming._rows import COUNTS, PENDING, pending_operations
+from purgatory.pipeline.streaming._rows import COUNTS, OPERATIONS, unpack
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
@@ -70,8 +71,7 @@ def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> N
     if written > begun:
         raise ValueError(
             f"the outcomes in {out} are of another checkpoint than {checkpoint}: continue from "
-            "that one, or choose another "
-            "folder for the outcomes"
+            "that one, or choose another folder for the outcomes"
         )
 
 
@@ -151,12 +151,10 @@ def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
         raise _unreadable(checkpoint, found)
     if not _shards(spark, checkpoint):
         raise ValueError(f"cannot read {checkpoint}: no batch was committed to it")
-    return _pending(spark, checkpoint).select(
-        "operation_id",
-        F.arrays_zip("key", "threshold").alias("requirements"),
-        "mode",
-        F.timestamp_micros("deadline").alias("deadline"),
-        "satisfied_keys",
+    held = "filter(arrays_zip(key, satisfied), each -> each.satisfied).key AS satisfied_keys"
+    deadline = "timestamp_micros(deadline) AS deadline"
+    return _pending(spark, checkpoint).selectExpr(
+        "operation_id", "arrays_zip(key, threshold) AS requirements", "mode", deadline, held
     )
 
 
@@ -171,10 +169,11 @@ def overdue(spark: SparkSession, checkpoint: str, now: datetime) -> int:
 
 
 def _pending(spark: SparkSession, path: str) -> DataFrame:
-    """The pending operations, with the columns of `PENDING`."""
+    """The pending operations."""
     send_code_to_workers()
     content = _operations(spark, path).select("user_map_value.content")
-    return content.mapInArrow(pending_operations, from_arrow_schema(PENDING))
+    rows = content.mapInArrow(partial(unpack, schema=OPERATIONS), from_arrow_schema(OPERATIONS))
+    return rows.withColumnsRenamed({"keys": "key", "thresholds": "threshold"})
 
 
 def _operations(spark: SparkSession, path: str) -> DataFrame:
@@ -203,12 +202,8 @@ def _readable(spark: SparkSession, checkpoint: str) -> Iterator[str]:
     if not ESCAPED.search(checkpoint):
         yield checkpoint
         return
-    is_here = (
-        not is_remote()
-        and str(spark.conf.get("spark.master")).startswith("local")
-        and ":/" not in checkpoint
-    )
-    if not is_here:
+    is_local = not is_remote() and str(spark.conf.get("spark.master")).startswith("local")
+    if not is_local or ":/" in checkpoint:
         raise _unreadable(checkpoint, sorted(set(ESCAPED.findall(checkpoint))))
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, "checkpoint")

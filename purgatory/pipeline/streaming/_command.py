@@ -17,10 +17,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
+from purgatory._local import is_loopback
 from purgatory.pipeline._programs import add_master_option, shown
 from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline._session import spark_session
-from purgatory.pipeline.streaming._dashboard import address
 from purgatory.pipeline.streaming._job import Job
 from purgatory.pipeline.streaming._processor import ShardsChanged
 from purgatory.pipeline.streaming._ticks import IDLE, NEVER, check_idle
@@ -99,10 +99,13 @@ def _idle(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str, int]:
-    try:
-        return address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    is_here = host == "localhost" or is_loopback(host)
+    if not is_here or not port.isdecimal() or int(port) > 65535:
+        example = "such as 127.0.0.1:9109"
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT of this machine, {example}")
+    return host, int(port)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from ipaddress import ip_address
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -25,7 +24,7 @@ from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
 from purgatory.pipeline.streaming._outcomes import OBSERVATION
 from purgatory.pipeline.streaming._rows import COUNTS
-from purgatory.pipeline.streaming._timekeeper import Timekeeper, metrics
+from purgatory.pipeline.streaming._timekeeper import metrics
 
 SHUTDOWN_TIMEOUT: Final = 5.0
 """Seconds for the server to stop."""
@@ -37,13 +36,8 @@ def meter_of(name: str, spark: SparkSession, checkpoint: str) -> StreamMeter:
         known = reconcile(checkpoint, spark)
     except ValueError:
         return StreamMeter(name)
-    return StreamMeter(
-        name,
-        registered=known.registered,
-        completed=known.completed,
-        expired=known.expired,
-        late=known.late,
-    )
+    counts = {name: getattr(known, name) for name in ("registered", "completed", "expired", "late")}
+    return StreamMeter(name, **counts)
 
 
 def update_meter(meter: StreamMeter, progress: Any) -> None:
@@ -60,41 +54,6 @@ def update_meter(meter: StreamMeter, progress: Any) -> None:
         state_bytes=state["memoryUsedBytes"],
         **({name: metrics(counted)[name] or 0 for name in COUNTS} if counted else {}),
     )
-
-
-def update_time(meter: StreamMeter, timekeeper: Timekeeper, overdue: int) -> None:
-    """Replaces what `meter` knows of the event time."""
-    time, due = timekeeper.now(), timekeeper.next_due
-    meter.looked(
-        next_due=None if due is None else due / 1000,
-        held_back_by=time.held_back_by,
-        silent_since=time.silent_since,
-        overdue=overdue,
-    )
-
-
-def address(text: str) -> tuple[str, int]:
-    """A host and port of this machine.
-
-    Raises:
-        ValueError: it is something else, or an address that others can reach.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    is_local = host == "localhost"
-    if not is_local:
-        try:
-            is_local = ip_address(host).is_loopback
-        except ValueError as error:
-            raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109") from error
-    if not is_local:
-        raise ValueError(
-            f"{text!r} can be reached from elsewhere: the page and the metrics are for this "
-            "machine, 127.0.0.1"
-        )
-    if not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109")
-    return host, int(port)
 
 
 @contextmanager
@@ -126,19 +85,12 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         is_for_metrics = scope["path"] == "/metrics" and not refusal(scope)
-        await (metrics if is_for_metrics else page)(
-            scope, receive, send
-        )  # the page refuses the rest
+        answer = metrics if is_for_metrics else page  # which refuses the rest
+        await answer(scope, receive, send)
 
-    config = uvicorn.Config(
-        application,
-        lifespan="off",
-        log_config=None,
-        log_level="critical",
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
+    quiet: dict[str, Any] = {"log_config": None, "log_level": "critical"}
+    plain: dict[str, Any] = {"lifespan": "off", "ws": "none", "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(application, **quiet, **plain))
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve([listening])), name="dashboard", daemon=True
     )

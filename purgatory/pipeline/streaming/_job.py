@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, IntegralType, LongType, StructField, StructType
 
 from purgatory.metrics import StreamMeter
-from purgatory.pipeline._files import first_line
+from purgatory.pipeline._remote import java_message
 from purgatory.pipeline._session import literal
 from purgatory.pipeline.streaming._checkpoint import (
     EPOCH,
@@ -27,7 +27,7 @@ from purgatory.pipeline.streaming._checkpoint import (
     overdue,
     reconcile,
 )
-from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter, update_time
+from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, outcomes
 from purgatory.pipeline.streaming._ticks import (
     IDLE,
@@ -167,9 +167,7 @@ class Job:
         if options.bootstrap_servers is None:
             raise ValueError("topics need --bootstrap-servers")
         return Kafka(
-            options.bootstrap_servers,
-            options.records_per_batch,
-            dict(options.kafka_option),
+            options.bootstrap_servers, options.records_per_batch, dict(options.kafka_option)
         )
 
     def _decide(self, decided: DataFrame) -> None:
@@ -178,18 +176,13 @@ class Job:
         for start in range(1, MAX_STARTS + 1):
             try:
                 self._follow(decided)
-                break
+                return
             except StreamingQueryException as error:
-                if (
-                    "failed to connect back" not in str(error)
-                    or self.stop.is_set()
-                    or start == MAX_STARTS
-                ):
+                is_slow = "failed to connect back" in str(error)
+                if not is_slow or self.stop.is_set() or start == MAX_STARTS:
                     raise
-                print(
-                    "a Python worker was too slow to start; restarting from the checkpoint",
-                    flush=True,
-                )
+            text = "a Python worker was too slow to start; restarting from the checkpoint"
+            print(text, flush=True)
 
     def _follow(self, decided: DataFrame) -> None:
         """Reports each batch until the query ends. If asked to stop, ends the query between two
@@ -269,7 +262,11 @@ class Job:
             self._overdue = overdue(self.spark, self.options.checkpoint, datetime.now(UTC))
             cost = time.time() - began
             self._count_again_at = began + max(COUNT_INTERVAL, 20 * cost)
-        update_time(self.meter, timekeeper, self._overdue)
+        known, next_due = timekeeper.now(), None if due is None else due / 1000
+        held, since = known.held_back_by, known.silent_since
+        self.meter.looked(
+            next_due=next_due, held_back_by=held, silent_since=since, overdue=self._overdue
+        )
 
 
 def _types_of(spark: SparkSession, folder: str, schema: StructType) -> StructType:
@@ -282,8 +279,7 @@ def _types_of(spark: SparkSession, folder: str, schema: StructType) -> StructTyp
             return schema  # there is no file yet
         raise
     except Py4JJavaError as error:
-        reason = first_line(Exception(error.java_exception.getMessage()))
-        raise ValueError(f"cannot read {folder}: {reason}") from error
+        raise ValueError(f"cannot read {folder}: {java_message(error)}") from error
     return StructType([_widest(each) for each in found if each.name in schema.names])
 
 

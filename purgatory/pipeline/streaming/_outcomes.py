@@ -3,26 +3,17 @@
 from functools import partial
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DecimalType,
-    IntegerType,
-    IntegralType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from purgatory.pipeline.streaming import _rows
 from purgatory.pipeline.streaming._processor import ShardProcessor, send_code_to_workers
 from purgatory.pipeline.streaming._rows import (
     COUNTS,
-    OUTPUT,
+    DECISIONS,
     PACKED,
     PACKED_OUTPUT,
     RECEIVED_OPERATIONS,
@@ -32,53 +23,33 @@ from purgatory.pipeline.streaming._rows import (
 )
 from purgatory.pipeline.streaming._timekeeper import INPUTS, OBSERVED_DUE, OBSERVED_INPUTS
 
-OPERATIONS: Final = StructType(
-    [
-        StructField("operation_id", StringType()),
-        StructField(
-            "requirements",
-            ArrayType(
-                StructType([StructField("key", StringType()), StructField("threshold", LongType())])
-            ),
-        ),
-        StructField("mode", StringType()),
-        StructField("registered_at", TimestampType()),
-        StructField("deadline", TimestampType()),
-    ]
+_TEXT, _WHOLE, _INSTANT = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
+
+
+def _schema(*columns: tuple[str, pa.DataType]) -> T.StructType:
+    return from_arrow_schema(pa.schema(columns))
+
+
+_REQUIREMENT: Final = pa.struct([("key", _TEXT), ("threshold", _WHOLE)])
+OPERATIONS: Final = _schema(
+    ("operation_id", _TEXT),
+    ("requirements", pa.list_(_REQUIREMENT)),
+    ("mode", _TEXT),
+    ("registered_at", _INSTANT),
+    ("deadline", _INSTANT),
 )
 """The operations, which wait. `mode` is `all` or `any`."""
-SIGNALS: Final = StructType(
-    [
-        StructField("key", StringType()),
-        StructField("value", LongType()),
-        StructField("at", TimestampType()),
-    ]
-)
+SIGNALS: Final = _schema(("key", _TEXT), ("value", _WHOLE), ("at", _INSTANT))
 """The signals: a key has reached a value."""
-TICKS: Final = StructType([StructField("at", TimestampType()), StructField("input", StringType())])
+TICKS: Final = _schema(("at", _INSTANT), ("input", _TEXT))
 """A tick moves the event time of an input, `operations` or `signals`, to its instant; of both if
 `input` is null or missing. So deadlines can pass though the input is silent."""
-ORIGIN: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-    ]
-)
+ORIGIN: Final = _schema(*_rows.ORIGIN)
 """The position of a record in Kafka. Both streams may have these columns, together with `problem`:
 the reason why the record could not be read, a string, or null. A row with a problem becomes `late`,
 with this reason."""
-OUTCOMES: Final = StructType(
-    [
-        StructField("outcome", StringType()),
-        StructField("operation_id", StringType()),
-        StructField("decided_at", TimestampType()),
-        StructField("satisfied_keys", ArrayType(StringType())),
-        StructField("reason", StringType()),
-        StructField("key", StringType()),
-        StructField("at", TimestampType()),
-        *ORIGIN,
-    ]
+OUTCOMES: Final = _schema(
+    *((name, _INSTANT if name in ("decided_at", "at") else type_) for name, type_ in _rows.DECIDED)
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, `reason` has the reason why
 nothing was decided, `at` the instant of the registration or of the signal, `key` the key of the
@@ -97,7 +68,7 @@ YEAR_1: Final = -62_135_596_800_000_000
 BITS_32: Final = 2**32 - 1
 WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
 """With `max` the input that is ahead moves event time, and the other input's rows become late."""
-TOPIC_COLUMNS: Final = StructType([*ORIGIN, StructField("problem", StringType())])
+TOPIC_COLUMNS: Final = _schema(*_rows.ORIGIN, _rows.PROBLEM)
 
 
 def outcomes(
@@ -181,19 +152,12 @@ def outcomes(
         for label in labels
     )
     decided = decided.observe(OBSERVATION, *(F.sum(name).alias(name) for name in COUNTS), *next_due)
-    return decided.mapInArrow(unpack, OUTPUT).select(
-        "outcome",
-        "operation_id",
-        F.timestamp_micros("decided_at").alias("decided_at"),
-        "satisfied_keys",
-        "reason",
-        "key",
-        F.timestamp_micros("at").alias("at"),
-        *ORIGIN.names,
-    )
+    unpacked = decided.mapInArrow(partial(unpack, schema=DECISIONS), from_arrow_schema(DECISIONS))
+    instants = {name: F.timestamp_micros(name) for name in ("decided_at", "at")}
+    return unpacked.withColumns(instants)
 
 
-def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
+def _columns(name: str, stream: DataFrame, schema: T.StructType) -> DataFrame:
     """The columns of `schema`, cast if that is lossless; raises `ValueError` otherwise.
 
     Instants outside the years 1 to 9999 become null.
@@ -212,7 +176,7 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
             )
         column = F.col(field.name)
         column = column if found == field.dataType else _cast(column, field.dataType)
-        if field.dataType == TimestampType():
+        if field.dataType == T.TimestampType():
             # Python has no instants beyond these years, and no watermark could follow the last one.
             micros = F.unix_micros(column)
             column = F.when((micros >= YEAR_1) & (micros < END_OF_TIME), column)
@@ -224,9 +188,11 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
     return stream.select(*columns)
 
 
-def _cast(column: Column, expected: DataType) -> Column:
+def _cast(column: Column, expected: T.DataType) -> Column:
     """Casts by the names of fields, not by their positions."""
-    if isinstance(expected, ArrayType) and isinstance(fields := expected.elementType, StructType):
+    if isinstance(expected, T.ArrayType) and isinstance(
+        fields := expected.elementType, T.StructType
+    ):
         return F.transform(
             column,
             lambda each: F.struct(*(each[f.name].cast(f.dataType).alias(f.name) for f in fields)),
@@ -234,23 +200,25 @@ def _cast(column: Column, expected: DataType) -> Column:
     return column.cast(expected)
 
 
-def _is_lossless(found: DataType, expected: DataType) -> bool:
+def _is_lossless(found: T.DataType, expected: T.DataType) -> bool:
     """Whether each value of a type can be cast to another type without loss."""
-    if isinstance(expected, StructType):
-        return isinstance(found, StructType) and all(
+    if isinstance(expected, T.StructType):
+        return isinstance(found, T.StructType) and all(
             field.name in found.names and _is_lossless(found[field.name].dataType, field.dataType)
             for field in expected
         )
-    if isinstance(expected, ArrayType):
-        return isinstance(found, ArrayType) and _is_lossless(
+    if isinstance(expected, T.ArrayType):
+        return isinstance(found, T.ArrayType) and _is_lossless(
             found.elementType, expected.elementType
         )
-    whole = isinstance(found, IntegralType) or (isinstance(found, DecimalType) and found.scale == 0)
-    if isinstance(expected, StringType):
-        return whole or isinstance(found, StringType)
-    if isinstance(expected, LongType):
-        return whole and not (isinstance(found, DecimalType) and found.precision > LONG_DIGITS)
-    return isinstance(found, TimestampType | TimestampNTZType)
+    whole = isinstance(found, T.IntegralType) or (
+        isinstance(found, T.DecimalType) and found.scale == 0
+    )
+    if isinstance(expected, T.StringType):
+        return whole or isinstance(found, T.StringType)
+    if isinstance(expected, T.LongType):
+        return whole and not (isinstance(found, T.DecimalType) and found.precision > LONG_DIGITS)
+    return isinstance(found, T.TimestampType | T.TimestampNTZType)
 
 
 def _with_event_time(

@@ -104,9 +104,6 @@ class ShardProcessor(StatefulProcessor):
         """Makes the decisions that the watermark allows, for a batch without rows of the shard."""
         return self._run(key[0], iter(()), timerValues)
 
-    def close(self) -> None:
-        """Does nothing: nothing is held open."""
-
     def _run(self, label: int, rows: Iterator[Row], times: TimerValues) -> Iterator[Row]:
         now = max(times.getCurrentWatermarkInMs(), 0) * 1000
         shards, *counts, index, timer = self._shard.get() or (self.shards, None, None)

@@ -48,31 +48,19 @@ RECEIVED_SIGNALS: Final = pa.schema([*SIGNALS, ("reporter", pa.int32()), *ORIGIN
 the record could not be read."""
 RECEIVED_OPERATIONS: Final = pa.schema([*REQUEST, PROBLEM])
 """Operations from Spark."""
-DECISIONS: Final = pa.schema(
-    [
-        ("outcome", pa.string()),
-        ("operation_id", pa.string()),
-        ("decided_at", pa.int64()),
-        ("satisfied_keys", pa.list_(pa.string())),
-        ("reason", pa.string()),
-        ("key", pa.string()),
-        ("at", pa.int64()),
-        *ORIGIN,
-    ]
-)
+DECIDED: Final = [
+    ("outcome", pa.string()),
+    ("operation_id", pa.string()),
+    ("decided_at", pa.int64()),
+    ("satisfied_keys", pa.list_(pa.string())),
+    ("reason", pa.string()),
+    ("key", pa.string()),
+    ("at", pa.int64()),
+    *ORIGIN,
+]
+DECISIONS: Final = pa.schema(DECIDED)
 """Outcomes of operations; or, if `outcome` is `late`, operations and signals without a decision,
 with the reason and the instant of the registration or the signal."""
-PENDING: Final = pa.schema(
-    [
-        ("operation_id", pa.string()),
-        ("key", pa.list_(pa.string())),
-        ("threshold", pa.list_(pa.int64())),
-        ("mode", pa.string()),
-        ("deadline", pa.int64()),
-        ("satisfied_keys", pa.list_(pa.string())),
-    ]
-)
-
 PACKED: Final = "shard int, are_signals boolean, events binary"
 """Many rows in one value. Signals are for all shards, and have none."""
 COUNTS: Final = ("registered", "completed", "expired", "late", "late_signals")
@@ -82,11 +70,6 @@ PACKED_OUTPUT: Final = ", ".join(
 )
 """Rows with many decisions in one value; and a row for each call with its shard, the time of the
 shard's next decision, and the call's additions to the counts."""
-OUTPUT: Final = (
-    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, "
-    "reason string, key string, at bigint, topic string, partition int, offset bigint"
-)
-"""The columns of `DECISIONS`, as Spark knows them."""
 MAX_ROWS: Final = 10_000
 """In one value."""
 
@@ -167,27 +150,8 @@ def pack(batches: Iterator[pa.RecordBatch], are_signals: bool) -> Iterator[pa.Re
         )
 
 
-def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of `DECISIONS` in values of `PACKED_OUTPUT`."""
+def unpack(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches that `to_bytes` made the values of the first column of."""
     for batch in batches:
         for value in batch.column(0).drop_null():
-            yield from_bytes(value.as_buffer(), DECISIONS)
-
-
-def pending_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of `OPERATIONS` in binary values, with the columns of `PENDING`."""
-    for batch in batches:
-        for value in batch.column(0):
-            rows = from_bytes(value.as_buffer(), OPERATIONS)
-            keys = rows.column("keys")
-            mask = rows.column("satisfied").flatten().to_numpy(zero_copy_only=False)
-            satisfied = selected(keys, mask, starts_of(keys))
-            yield pa.RecordBatch.from_arrays(
-                [
-                    rows.column("operation_id"),
-                    keys,
-                    *(rows.column(name) for name in ("thresholds", "mode", "deadline")),
-                    satisfied,
-                ],
-                schema=PENDING,
-            )
+            yield from_bytes(value.as_buffer(), schema)

@@ -71,12 +71,9 @@ def _write(spark: SparkSession, folder: str, rows: Sequence[tuple[datetime, str 
     storage.make(folder)
     if rows:
         at, inputs = zip(*rows, strict=True)
+        columns = [pa.array(at, pa.timestamp("us", "UTC")), pa.array(inputs, pa.string())]
         file = pa.BufferOutputStream()
-        columns = {
-            "at": pa.array(at, pa.timestamp("us", "UTC")),
-            "input": pa.array(inputs, pa.string()),
-        }
-        pq.write_table(pa.table(columns), file)
+        pq.write_table(pa.table(columns, names=TICKS.names), file)
         name = f"{uuid4()}.parquet"
         storage.write(f"{folder}/.{name}", file.getvalue().to_pybytes())
         storage.move(f"{folder}/.{name}", f"{folder}/{name}")

@@ -14,7 +14,7 @@ from typing import Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
@@ -107,10 +107,7 @@ def _parse(records: DataFrame, schema: StructType) -> DataFrame:
         row.alias("row"), F.col("value").isNull().alias("is_empty"), *ORIGIN.names
     )
     columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
-    problem = _problem(f"it is not JSON with {columns}")
-    return parsed.select("row.*", *ORIGIN.names, problem.alias("problem")).drop(BROKEN)
-
-
-def _problem(unreadable: str) -> Column:
     broken = F.col("row").isNull() | F.col(f"row.{BROKEN}").isNotNull()
-    return F.when(F.col("is_empty"), F.lit("it has no value")).when(broken, F.lit(unreadable))
+    problem = F.when(F.col("is_empty"), F.lit("it has no value"))
+    problem = problem.when(broken, F.lit(f"it is not JSON with {columns}"))
+    return parsed.select("row.*", *ORIGIN.names, problem.alias("problem")).drop(BROKEN)

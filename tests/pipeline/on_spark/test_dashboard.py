@@ -1,10 +1,8 @@
 """A running stream can be looked at: its metrics and its page show its counts, and both end with
 it."""
 
-import argparse
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
@@ -13,13 +11,11 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
-from streams import arguments, happens, put, until, waits
+from streams import happens, put, running, until, waits
 
 from purgatory.metrics import StreamMeter
 from purgatory.pipeline.streaming import _job
-from purgatory.pipeline.streaming._command import add_arguments
 from purgatory.pipeline.streaming._dashboard import dashboard, meter_of
-from purgatory.pipeline.streaming._job import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 300.0
@@ -48,14 +44,8 @@ def test_running_stream_is_scraped_until_its_end(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = waits("later", 60, 500, "q")  # takes the watermark there
-    put(
-        tmp_path,
-        "operations",
-        waits("paid", 1, 20, "x"),
-        waits("unpaid", 1, 20, "y"),
-        waits("patient", 1, 500, "y"),
-        late,
-    )
+    paid, unpaid = waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y")
+    put(tmp_path, "operations", paid, unpaid, waits("patient", 1, 500, "y"), late)
     put(tmp_path, "signals", happens("x", 5), happens("z", 60))
     urls: list[str] = []
 
@@ -66,15 +56,9 @@ def test_running_stream_is_scraped_until_its_end(
             yield url
 
     monkeypatch.setattr(_job, "dashboard", noted)
-    parser, stop = argparse.ArgumentParser(), threading.Event()
-    add_arguments(parser)
-
     more = ("--format", "json", "--serve", "127.0.0.1:0", "--idle", "never")
-    job = Job(spark, parser.parse_args(arguments(tmp_path, *more)), stop)
-    thread = threading.Thread(target=job.run)
-    thread.start()
-    until(lambda: bool(urls) or not thread.is_alive())
-    try:
+    with running(spark, tmp_path, *more) as job:
+        until(lambda: bool(urls) or not job.is_alive())
         until(lambda: scraped(urls[0])["expired"] == 1)
         put(tmp_path, "operations", {"operation_id": "broken"})
         put(tmp_path, "signals", happens("y", 30))
@@ -84,16 +68,9 @@ def test_running_stream_is_scraped_until_its_end(
             told = json.load(answer)["stream"]
         with urlopen(urls[0], timeout=TIMEOUT) as answer:
             assert b"<title>purgatory</title>" in answer.read()
-    finally:
-        stop.set()
-        thread.join()
 
-    assert (now["completed"], now["expired"], now["rows"], now["running"]) == (
-        2,
-        1,
-        8,
-        1,
-    )  # "patient" by the late signal
+    # "patient" is completed by the late signal
+    assert [now[name] for name in ("completed", "expired", "rows", "running")] == [2, 1, 8, 1]
     assert now["pending_operations"] == 1 and now["state_rows"] > 0 and now["batches"] >= 2
     assert now["watermark_timestamp_seconds"] == told["watermark"] > 0
     assert (told["completed"], told["late"], told["name"]) == (2, 1, "checkpoint")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from orders import OPERATIONS, SIGNALS, START
+from orders import START
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from streams import decided, run
@@ -17,80 +17,41 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 OPERATION = {
-    "operation_id": "7",
-    "requirements": [{"key": "3", "threshold": 1}],
+    "operation_id": 7,
+    "requirements": [{"key": 3, "threshold": 1}],
     "mode": "all",
     "registered_at": START + 1_000_000,
     "deadline": START + 20_000_000,
 }
+SIGNAL = {"key": 3, "value": 1, "at": START + 5_000_000}
+WANTED = pa.list_(pa.struct({"threshold": pa.int16(), "key": pa.int32()}))
+LONG, MICROS = pa.int64(), pa.timestamp("us", "UTC")
+TYPES = {
+    "operations": {"operation_id": LONG, "requirements": WANTED, "mode": pa.string(),
+                   "registered_at": MICROS, "deadline": MICROS},
+    "signals": {"key": pa.uint64(), "value": LONG, "at": MICROS},
+}  # fmt: skip
 
 
-SIGNAL = {"key": "3", "value": 1, "at": START + 5_000_000}
-
-
-def put(
-    folder: Path,
-    name: str,
-    row: dict[str, Any],
-    schema: pa.Schema,
-    file: str = "rows.parquet",
-    **types: Any,
-) -> Path:
-    """One row, whose columns have the types of the schema, or others."""
+def put(folder: Path, name: str, row: dict[str, Any], file: str = "x", **types: Any) -> Path:
+    """One row, with columns of these types, or without one."""
     (folder / name).mkdir(exist_ok=True)
-    fields = {field.name: types.get(field.name, field.type) for field in schema}
-    kept = {column: type_ for column, type_ in fields.items() if type_ is not None}
-    arrays = [pa.array([value(row[column], type_)], type_) for column, type_ in kept.items()]
-    pq.write_table(pa.table(arrays, names=list(kept)), folder / name / file)
-    return folder / name / file
-
-
-def value(given: Any, type_: pa.DataType) -> Any:
-    if isinstance(given, list) and type_ != OPERATIONS.field("requirements").type:
-        return [{"key": int(pair["key"]), "threshold": pair["threshold"]} for pair in given]
-    if pa.types.is_timestamp(type_):
-        return (
-            given if type_.unit == "us" else given * 1000 if type_.unit == "ns" else given // 1000
-        )
-    return (
-        int(given)
-        if pa.types.is_integer(type_)
-        else float(given)
-        if pa.types.is_floating(type_)
-        else given
-    )
+    columns = {}
+    for column, type_ in (TYPES[name] | types).items():
+        if type_ is not None:
+            is_millis = pa.types.is_timestamp(type_) and type_.unit == "ms"
+            value = row[column] // 1000 if is_millis else row[column]
+            columns[column] = pa.array([value]).cast(type_)
+    pq.write_table(pa.table(columns), folder / name / f"{file}.parquet")
+    return folder / name / f"{file}.parquet"
 
 
 def test_integer_ids_and_naive_instants_are_cast(spark: SparkSession, tmp_path: Path) -> None:
-    wanted = pa.list_(pa.struct({"threshold": pa.int16(), "key": pa.int32()}))
     naive = {"registered_at": pa.timestamp("us"), "deadline": pa.timestamp("ms", "Asia/Tokyo")}
-    put(
-        tmp_path,
-        "operations",
-        OPERATION,
-        OPERATIONS,
-        "100%.parquet",
-        operation_id=pa.int32(),
-        requirements=wanted,
-        **naive,
-    )
-    put(
-        tmp_path,
-        "operations",
-        OPERATION | {"operation_id": "8"},
-        OPERATIONS,
-        operation_id=pa.int64(),
-        requirements=wanted,
-    )
-    put(tmp_path, "signals", SIGNAL, SIGNALS, key=pa.uint64(), value=pa.int8())
-    put(
-        tmp_path,
-        "signals",
-        SIGNAL | {"at": START + 60_000_000},
-        SIGNALS,
-        "more.parquet",
-        key=pa.uint64(),
-    )
+    put(tmp_path, "operations", OPERATION, "100%", operation_id=pa.int32(), **naive)
+    put(tmp_path, "operations", OPERATION | {"operation_id": 8})
+    put(tmp_path, "signals", SIGNAL, value=pa.int8())
+    put(tmp_path, "signals", SIGNAL | {"at": START + 60_000_000}, "more")
 
     assert run(spark, tmp_path) == 0
 
@@ -113,8 +74,8 @@ def test_integer_ids_and_naive_instants_are_cast(spark: SparkSession, tmp_path: 
 def test_lossy_type_is_refused_without_a_checkpoint(
     spark: SparkSession, tmp_path: Path, types: dict[str, Any], complaint: str
 ) -> None:
-    put(tmp_path, "operations", OPERATION, OPERATIONS, **types)
-    put(tmp_path, "signals", SIGNAL, SIGNALS)
+    put(tmp_path, "operations", OPERATION, **types)
+    put(tmp_path, "signals", SIGNAL)
 
     with pytest.raises((ValueError, PySparkException), match=re.escape(complaint)):
         run(spark, tmp_path)
@@ -123,8 +84,8 @@ def test_lossy_type_is_refused_without_a_checkpoint(
 
 
 def test_unreadable_file_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, "operations", OPERATION, OPERATIONS).write_bytes(b"PAR1 and nothing else")
-    put(tmp_path, "signals", SIGNAL, SIGNALS)
+    put(tmp_path, "operations", OPERATION).write_bytes(b"PAR1 and no more")
+    put(tmp_path, "signals", SIGNAL)
 
-    with pytest.raises((ValueError, PySparkException), match=r"rows\.parquet"):
+    with pytest.raises((ValueError, PySparkException), match=r"x\.parquet"):
         run(spark, tmp_path)

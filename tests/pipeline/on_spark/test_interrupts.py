@@ -50,35 +50,13 @@ def processes(session: int) -> str:
 def arguments(program: str, folder: Path) -> list[str]:
     for name in ("operations", "signals"):
         (folder / name).mkdir(exist_ok=True)
+    places = (
+        f"--{name}={folder / name}" for name in ("operations", "signals", "out", "checkpoint")
+    )
     return {
         "compact": ["compact", f"{folder}"],
-        "stream": [
-            *(
-                "stream",
-                "--operations",
-                f"{folder}/operations",
-                "--signals",
-                f"{folder}/signals",
-                "--format",
-                "json",
-            ),
-            *(
-                "--out",
-                f"{folder}/out",
-                "--checkpoint",
-                f"{folder}/checkpoint",
-                "--master",
-                "local[1]",
-            ),
-        ],
-        "report": [
-            "report",
-            f"{folder}",
-            "--out",
-            f"{folder}/report",
-            "--master",
-            "local[1]",
-        ],
+        "stream": ["stream", *places, "--format=json", "--master=local[1]"],
+        "report": ["report", f"{folder}", f"--out={folder / 'report'}", "--master=local[1]"],
     }[program]
 
 

@@ -1,14 +1,13 @@
 """The output of programs that start Spark by themselves."""
 
 import os
-import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from java import JAVA_FOR_TESTS
-from journals import account, assert_tables_equal, operation, random_operations, tables, write
+from journals import operation, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -42,27 +41,3 @@ def test_failed_spark_start_is_reported_in_one_line(program: Program, tmp_path: 
         line.startswith("cannot start Spark on nonsense: ")
         and "Master must either be yarn or start with" in line
     )
-
-
-def test_spark_connect_reports_uri_to_local_folder(program: Program, tmp_path: Path) -> None:
-    rows = random_operations(random.Random(41), 300)
-    write(tmp_path / "journal", "operations", "x", rows)
-    write(tmp_path / "journal", "operations", "zero", []).write_bytes(b"")
-    (tmp_path / "journal" / "runs").mkdir()
-    (tmp_path / "journal" / "runs" / "fine").write_text(f"{500:020}\n")
-    environment = {
-        **os.environ,
-        **JAVA_FOR_TESTS,
-        "SPARK_REMOTE": "local[1]",
-    }  # Spark starts a server for itself
-    report = ("-m", "purgatory.pipeline", "report", f"file://{tmp_path}/journal", "--out")
-
-    program(*report, tmp_path / "out", status=3, env=environment, timeout=600)
-
-    found = tables(tmp_path / "out")
-    assert_tables_equal(found, rows, [])
-    assert account(found["reconciliation"])["operations", "files unreadable"] == 1
-    refused = program(
-        *report, f"file://{tmp_path}/elsewhere", status=1, env=environment, timeout=600
-    )
-    assert "through Spark Connect" in refused.stderr

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_stream import by_thresholds
 from orders import traffic, write
 from pyspark.sql import SparkSession
+from shards import by_sql_of
 from streams import decided, known, line_with, put, running, started, until
 
 from purgatory.pipeline.streaming import (
@@ -83,7 +83,7 @@ def test_backlog_of_last_year_uses_its_own_time(spark: SparkSession, tmp_path: P
     with running(spark, tmp_path, *more) as job:
         until(lambda: not job.is_alive() or len(known(tmp_path)) == 200)
 
-    assert decided(spark, tmp_path) == by_thresholds(made)
+    assert decided(spark, tmp_path) == by_sql_of(made)
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
 

@@ -1,5 +1,5 @@
-"""The stream job: its output equals the outcomes of tasks in a `ThresholdPurgatory` on the same
-events, under all faults."""
+"""The stream job: its output equals that of one statement of SQL on the same events, under all
+faults."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_stream import by_thresholds
 from orders import START, traffic, write
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from shards import by_sql_of
 from streams import (
     DELAY,
     NOON,
@@ -38,7 +38,6 @@ from purgatory.pipeline.streaming import (
     _command,
     _job,
     check_out,
-    check_shards,
     outcomes,
     reconcile,
 )
@@ -47,9 +46,7 @@ from purgatory.pipeline.streaming._outcomes import spark_hash
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_killed_stream_decides_as_a_threshold_purgatory(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_killed_stream_decides_as_the_statement(spark: SparkSession, tmp_path: Path) -> None:
     made = traffic(200, 600, seconds=90, keys=20)
     write(made, tmp_path, files=3, disorder=DELAY - 1)
     more = ("--delay", str(DELAY), "--files-per-batch", "1")
@@ -60,7 +57,7 @@ def test_killed_stream_decides_as_a_threshold_purgatory(
     assert run(spark, tmp_path, *more) == 0
 
     newest = max(made.operations[-1][3], made.signals[-1][2])
-    assert decided(spark, tmp_path) == [row for row in by_thresholds(made) if row[2] <= newest]
+    assert decided(spark, tmp_path) == [row for row in by_sql_of(made) if row[2] <= newest]
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
     assert account.registered == len(made.operations)
@@ -246,20 +243,6 @@ def test_old_files_count_and_broken_rows_are_late(
     assert [row[:2] for row in decided(spark, tmp_path)] == [("restored", "completed")]
 
 
-def test_missing_checkpoint_fits_any_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:
-    check_shards(spark, str(tmp_path / "none"), 3)
-
-    with pytest.raises(ValueError, match="no batch was committed"):
-        reconcile(str(tmp_path / "none"), spark)
-
-
-def test_unreadable_checkpoint_name_is_refused_with_its_characters(
-    spark: SparkSession,
-) -> None:
-    with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
-        reconcile("hdfs://host/a #b", spark)
-
-
 def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     read = spark.readStream
     operations, signals = (
@@ -295,3 +278,10 @@ def test_session_whose_fastest_input_counts_is_refused(spark: SparkSession) -> N
 
     with pytest.raises(ValueError, match="multipleWatermarkPolicy must be min, got max"):
         outcomes(rows, rows)
+
+
+def test_unreadable_checkpoint_name_is_refused_with_its_characters(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
+        reconcile("hdfs://host/a #b", spark)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_stream import by_thresholds
 from kafka_server import KafkaServer, connector, kafka_server
 from maven import Unavailable
 from orders import START, traffic
 from pyspark.sql import SparkSession
 from requirements import unavailable
+from shards import by_sql_of
 from streams import decided, known, line_with, until
 from topics import (
     TIMEOUT,
@@ -73,7 +73,7 @@ def test_killed_stream_has_each_outcome_in_files_once(
     assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
 
     newest = max(made.operations[-1][3], made.signals[-1][2])
-    expected = [row for row in by_thresholds(made) if row[2] <= newest]
+    expected = [row for row in by_sql_of(made) if row[2] <= newest]
     assert decided(spark, tmp_path) == expected
     assert decisions(records_of(address, "outcomes")) == set(expected)
     late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
@@ -91,43 +91,20 @@ def test_stream_outlives_broker_restart_and_reads_added_partitions(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send(
-        kafka.address,
-        "operations",
-        [(0, operation("first", [("x", 1)], "all", at(1), at(500)))],
-    )
-    send(
-        kafka.address,
-        "signals",
-        [(0, happening("x", 1, at(5))), (0, happening("z", 1, at(60)))],
-    )
+    place, waits = kafka.address, operation
+    send(place, "operations", [(0, waits("first", [("x", 1)], "all", at(1), at(500)))])
+    send(place, "signals", [(0, happening("x", 1, at(5))), (0, happening("z", 1, at(60)))])
     # Both streams have to move for the watermark to move.
-    send(
-        kafka.address,
-        "operations",
-        [(0, operation("second", [("y", 1)], "all", at(61), at(62)))],
-    )
+    send(place, "operations", [(0, waits("second", [("y", 1)], "all", at(61), at(62)))])
     with streaming(tmp_path, kafka.address, "--delay", "1", "--verbose") as job:
         until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
         kafka.stop()
         until(lambda: job.poll() is not None or CANNOT_CONNECT in (tmp_path / "log").read_text())
         kafka.start()
         add_partitions(kafka.address, 3, "operations", "signals")
-        send(
-            kafka.address,
-            "operations",
-            [(2, operation("third", [("y", 2)], "all", at(70), at(300)))],
-        )
-        send(
-            kafka.address,
-            "signals",
-            [(1, happening("y", 2, at(90))), (2, happening("z", 2, at(120)))],
-        )
-        send(
-            kafka.address,
-            "operations",
-            [(1, operation("fourth", [("y", 3)], "all", at(121), at(300)))],
-        )
+        send(place, "operations", [(2, waits("third", [("y", 2)], "all", at(70), at(300)))])
+        send(place, "signals", [(1, happening("y", 2, at(90))), (2, happening("z", 2, at(120)))])
+        send(place, "operations", [(1, waits("fourth", [("y", 3)], "all", at(121), at(300)))])
         until(lambda: job.poll() is not None or len(in_topic(kafka)) == 3)
         job.terminate()
         said = job.communicate(timeout=TIMEOUT)[0]
@@ -140,25 +117,6 @@ def test_stream_outlives_broker_restart_and_reads_added_partitions(
     ]
     assert in_topic(kafka) == decided(spark, tmp_path) == expected
     assert "4 operations = 2 completed + 1 expired + 1 pending + 0 late: nothing is missing" in said
-
-
-def test_topic_with_lag_holds_time_back(
-    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
-) -> None:
-    made = traffic(200, 600, seconds=600, keys=20)  # of last year
-    make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send_traffic(kafka.address, made, partitions=1)
-    more = ("--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
-    with streaming(tmp_path, kafka.address, *more) as job:
-        until(lambda: job.poll() is not None or len(known(tmp_path)) == len(made.operations))
-        job.terminate()
-        said = job.communicate(timeout=TIMEOUT)[0]
-
-    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
-    assert decided(spark, tmp_path) == by_thresholds(made)
-    account = reconcile(str(tmp_path / "checkpoint"), spark)
-    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
-    assert "event time is " in said
 
 
 def in_topic(kafka: KafkaServer) -> list[tuple[Any, ...]]:
@@ -188,3 +146,22 @@ def test_missing_topic_and_silent_broker_are_refused(kafka: KafkaServer, tmp_pat
         f"cannot stream: Kafka at {kafka.address} does not answer",
     ]
     assert [each.name for each in tmp_path.iterdir()] == ["log"]
+
+
+def test_topic_with_lag_holds_time_back(
+    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    made = traffic(200, 600, seconds=600, keys=20)  # of last year
+    make_topics(kafka.address, 1, "operations", "signals", "outcomes")
+    send_traffic(kafka.address, made, partitions=1)
+    more = ("--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
+    with streaming(tmp_path, kafka.address, *more) as job:
+        until(lambda: job.poll() is not None or len(known(tmp_path)) == len(made.operations))
+        job.terminate()
+        said = job.communicate(timeout=TIMEOUT)[0]
+
+    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
+    assert decided(spark, tmp_path) == by_sql_of(made)
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
+    assert "event time is " in said
