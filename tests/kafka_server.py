@@ -1,4 +1,4 @@
-"""Kafka itself, for tests and measurements: one node in KRaft mode, as a process on free ports of
+"""Kafka itself, for tests: one node in KRaft mode, as a process on free ports of
 this machine.
 
     with kafka_server(folder) as kafka:
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
@@ -23,13 +23,7 @@ from ports import free_ports
 VERSION: Final = "4.3.1"
 SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 SMALL: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""For tests: the JVM starts quickly."""
-AS_SHIPPED: Final = (
-    *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
-    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
-    *("-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
-)
-"""The options of Kafka's own start script."""
+"""The JVM starts quickly."""
 CONNECTOR: Final = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -67,22 +61,16 @@ class KafkaServer:
 
     Args:
         folder: for its data; made if it does not exist.
-        jvm: the options of Java.
-        settings: lines that are added to the server's configuration.
-        port: where it listens; 0 is any that is free.
 
     Raises:
         Unavailable: there is no Java, or its jars cannot be downloaded.
     """
 
-    def __init__(
-        self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         java = shutil.which("java")
         if java is None:
             raise Unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
-        free, controller = free_ports(2)
-        self.port = port or free
+        self.port, controller = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
@@ -92,12 +80,12 @@ class KafkaServer:
         meta = "version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n"
         (data / "meta.properties").write_text(meta)
         own = SETTINGS.format(port=self.port, controller=controller, data=data)
-        (folder / "server.properties").write_text(own + settings)
+        (folder / "server.properties").write_text(own)
         log = "-Dorg.slf4j.simpleLogger"
         logs = (f"{log}.defaultLogLevel=warn", f"{log}.showDateTime=true")
         path = ":".join(map(str, jars(*SERVER)))
         properties = str(folder / "server.properties")
-        self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", properties]
+        self.command = [java, *SMALL, *logs, "-cp", path, "kafka.Kafka", properties]
 
     def start(self) -> Self:
         """Returns when it accepts connections: by then it also handles requests."""
@@ -131,11 +119,9 @@ class KafkaServer:
 
 
 @contextmanager
-def kafka_server(
-    folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0
-) -> Iterator[KafkaServer]:
+def kafka_server(folder: Path) -> Iterator[KafkaServer]:
     """A node that runs until the end of the block."""
-    server = KafkaServer(folder, jvm, settings, port)
+    server = KafkaServer(folder)
     try:
         yield server.start()
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Final
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
-from kafka_server import AS_SHIPPED, kafka_server
+from kafka_server import kafka_server
 
 EXAMPLE: Final = Path(__file__).parents[1]
 ENVIRONMENT: Final = {  # the same purgatory as here
@@ -61,6 +61,6 @@ def running(kind: str, log: IO[str] | None = None) -> Iterator[str]:
     else:
         with (
             tempfile.TemporaryDirectory(prefix="purgatory-") as folder,
-            kafka_server(Path(folder, "kafka"), AS_SHIPPED) as server,
+            kafka_server(Path(folder, "kafka")) as server,
         ):
             yield server.address

@@ -38,7 +38,6 @@ def values_of(field: Field) -> st.SearchStrategy[Any]:
             "uuid": st.uuids(),
             "error_code": st.sampled_from(list(ErrorCode)),
         }
-        kinds["uuid"] = st.uuids()
         one = kinds.get(
             field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200)
         )

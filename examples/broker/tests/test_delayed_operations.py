@@ -233,7 +233,9 @@ async def test_deleted_records_wait_for_the_replicas() -> None:
         client.broker.followers.stop(2)  # the records are deleted already
         (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
         assert partition.error_code.name == "none"
-        await client.ask("produce", **produce_fields("topic", ONE, acks=1))
+        topics[0]["name"] = "other"
+        (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
+        assert partition.error_code.name == "unknown_topic_or_partition"
 
 
 async def test_acks_of_zero_get_no_response() -> None:

@@ -140,8 +140,12 @@ def test_unusable_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_port_that_is_taken_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
-        main(["--port", str(taken.getsockname()[1])])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main(["--port", str(port)])
+        with pytest.raises(OSError, match="in use"), testing.BrokerThread(port=port):
+            pass
     assert ended.value.code == 1
     message = r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n"
     assert re.fullmatch(message, capsys.readouterr().err)

@@ -12,7 +12,15 @@ import pytest
 from brokers import TIMEOUT, running
 from kio.schema.errors import ErrorCode
 from maven import Unavailable
-from raw import Direct, Raw, fetch_fields, make_batch, running_broker
+from raw import (
+    Direct,
+    Raw,
+    fetch_fields,
+    make_batch,
+    produce_fields,
+    produced,
+    running_broker,
+)
 from requirements import unavailable
 from test_transactions import TransactionalProducer
 
@@ -128,7 +136,8 @@ async def what_is_in_no_transaction(client: Client) -> None:
     assert await one.add("topic", "none") == errors
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     plain = make_batch(b"v", producer=one.id, epoch=one.epoch, sequence=one.sequence)
-    assert await client.produce("topic", plain) == [("invalid_txn_state", -1)]
+    response = await client.ask("produce", **produce_fields("topic", plain))
+    assert produced(response) == [("invalid_txn_state", -1)]
     assert await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
     assert await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
     assert await TransactionalProducer(client, "").init() == "invalid_request"
