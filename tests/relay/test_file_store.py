@@ -93,6 +93,7 @@ async def test_delayed_listener_finally_receives_everything(tmp_path: Path) -> N
             with pytest.raises(StopIteration):
                 coroutine.send(None)
         assert await asyncio.gather(*waits) == [1] * 300
+        await until(lambda: not writer._sockets._queues)  # type: ignore[attr-defined]
 
 
 async def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
