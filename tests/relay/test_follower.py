@@ -483,22 +483,6 @@ def test_read_begun_before_confirmation_proves_nothing() -> None:
     assert process.follower.needs_read
 
 
-def test_wait_joining_old_epoch_wait_may_continue() -> None:
-    process = process_at(1, a=1)
-    process.follower.on_message(ChangeMessage("f", 1, 2, {"a": 2}))
-    request = process.follower.begin_read()
-    # A new epoch, in which the key is still to be read.
-    process.follower.on_read(request, ReadResult("f", 1, {}))
-    request = process.follower.begin_read()
-    process.wait("a", 3, 0)
-    process.follower.on_read(request, ReadResult("f", 2, {"a": 2}))
-    assert [wait.result for wait in process.waits] == [2, None]
-    answer(process, "f", 3, a=3)
-    assert [wait.result for wait in process.waits] == [2, None]
-    process.follower.on_message(ChangeMessage("f", 3, 4, {"a": 4}))
-    assert [wait.result for wait in process.waits] == [2, 4]
-
-
 def test_late_message_of_old_epoch_only_costs_read() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("d", 70, 71, {"a": 50}))
