@@ -543,6 +543,7 @@ def test_new_epoch_reports_every_key_to_attached_purgatory() -> None:
     answer(process, "f", 9)
     assert answer(process, "f", 9, a=1, b=5, c=7).since == 0
     assert process.changed == ["a", "b", "c"]
+    assert (process.follower.epoch, process.follower.epochs) == ("f", 2)
 
 
 def test_a_gap_that_grows_is_read_without_waiting() -> None:
