@@ -507,6 +507,28 @@ def test_lower_version_in_message_is_decided_by_read(position: int) -> None:
     assert results(lost) == [1]
 
 
+def test_version_raised_during_read_needs_no_reread() -> None:
+    process = process_at(7, a=3)
+    process.follower.on_message(ChangeMessage("e", 2, 3, {"a": 1}))
+    process.wait("a", 9, 0)
+    read = process.follower.begin_read()
+    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
+    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
+    assert not process.follower.needs_read
+    assert results(process) == [4, 4]
+
+
+def test_wait_begun_during_read_needs_next_read() -> None:
+    process = process_at(7, a=3)
+    process.wait("a", 4, 0)
+    read = process.follower.begin_read()
+    process.wait("a", 5, 0)  # the store got 5 after it was read
+    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
+    assert results(process) == [None, None, None]
+    answer(process, "e", 9, a=5)
+    assert results(process) == [5, 5, None]
+
+
 def test_recheck_takes_other_keys_each_time() -> None:
     process = process_at(7)
     keys = [f"key{number}" for number in range(MAX_KEYS_PER_READ * 2)]
