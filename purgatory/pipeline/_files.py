@@ -26,21 +26,26 @@ class Storage(Protocol):
     def sizes(self, folder: str) -> dict[str, int] | None:
         """The sizes of all files below a folder by their names in it, such as
         ``day=2026-11-25/part-0.parquet``, without hidden ones; `None` if it is not there."""
+        ...
 
     def read(self, file: str, limit: int) -> bytes:
         """The first `limit` bytes of a file."""
+        ...
 
     def write(self, file: str, content: bytes) -> None: ...
     def make(self, folder: str) -> None: ...
 
     def move(self, folder: str, to: str) -> None:
         """Renames a folder; `to` does not exist."""
+        ...
 
     def delete(self, folder: str) -> None:
         """Deletes a folder with all that is in it, if it is there."""
+        ...
 
     def names(self, folder: str) -> list[str]:
         """The names of all that is in a folder, hidden or not; none if it is not there."""
+        ...
 
 
 class Local:

@@ -162,6 +162,7 @@ class Engine(Protocol):
 
     def storage(self, path: str) -> Storage:
         """The file system of a path or a URI."""
+        ...
 
     def read(self, snapshot: Snapshot) -> dict[str, str]:
         """Reads the rows of journals. Each row has its `file`.
@@ -172,6 +173,7 @@ class Engine(Protocol):
         Raises:
             Vanished: a file was deleted meanwhile.
         """
+        ...
 
     def sums(self, work: str, step: Step) -> tuple[dict[str, list[Line]], Page]:
         """Computes everything that needs the rows: what ``rows.sql`` defines.
@@ -185,9 +187,11 @@ class Engine(Protocol):
         Raises:
             Vanished: a file of a journal was deleted meanwhile.
         """
+        ...
 
     def add(self, name: str, table: pa.Table) -> None:
         """Makes a small table available to `run`."""
+        ...
 
     def run(self, query: Query, work: str) -> list[Line]:
         """Runs a query of ``report.sql``.
@@ -198,6 +202,7 @@ class Engine(Protocol):
         Returns:
             The rows of a query to ``show``; otherwise nothing.
         """
+        ...
 
 
 def step_of(lead: str, power: str) -> str:
