@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
                      partial(purgatories.cancel_in_a_crowd, CROWD)),
     "idle-touch": ("IdleTracker: touch a random one of 1,000,000",
                    "the loop's own cancel + call_later", "µs", partial(timers.touch_among, MILLION)),
-    "memory": ("resident purgatories.memory of a pending operation, of 1,000,000 on a key each", "", "bytes",
+    "memory": ("resident memory of a pending operation, of 1,000,000 on a key each", "", "bytes",
                partial(purgatories.memory, MILLION)),
     "timeout": ("async with timeout(30): pass", "asyncio.timeout", "µs", timers.enter_and_leave),
     "wait-for": ("await wait_for(coroutine, 30), whose coroutine does one sleep(0)",
