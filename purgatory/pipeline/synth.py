@@ -31,8 +31,14 @@ def make_journal(out: str, count: int, seed: int = 1) -> None:
         connection.execute(Path(__file__).with_suffix(".sql").read_text("utf-8").format(**values))
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, zero or more")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operations", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--operations", type=_count, required=True, metavar="N", help="how many")
     text = "the journal's directory; its content is replaced"
     parser.add_argument("--out", required=True, metavar="DIR", help=text)
     text = "of everything random (default: %(default)s)"

@@ -254,3 +254,12 @@ def test_synth_is_deterministic_and_uses_journal_schema(tmp_path: Path) -> None:
             (field.name, field.type) for field in schema
         ]
     assert len(pq.read_table(journals[0] / "operations")) == 500
+
+
+def test_synth_refuses_a_negative_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["synth", "--operations=-5", "--out", str(tmp_path / "journal")])
+    assert "'-5' is not a whole number, zero or more" in capsys.readouterr().err
+    assert not (tmp_path / "journal").exists()
