@@ -114,9 +114,15 @@ class WatchLists(dict[Hashable, Any]):
                         if waiting._op_state is not PENDING:  # a finalizer has ended it
                             self.leave(waiting, (key,))
                         break
-                    if waiting:  # else a finalizer has emptied it
-                        (waiting if kind is dict else waiting.newcomers)[operation] = None
+                    if kind is KeyCheck:
+                        waiting.newcomers[operation] = None
+                        if self.get(key) is waiting:
+                            break
+                        del waiting.newcomers[operation]
+                    elif waiting:
+                        waiting[operation] = None
                         break
+                    # A finalizer has emptied it, so it has left.
                 joined += 1
         except BaseException:
             self.leave(operation, all_keys[:joined])
@@ -132,7 +138,7 @@ class WatchLists(dict[Hashable, Any]):
             elif kind is dict or kind is KeyCheck:
                 waiting.pop(operation, None)
                 if not waiting:
-                    del self[key]
+                    self.pop(key, None)  # unless a finalizer was first
 
     def operations(self, key: Hashable, most: int | None = None) -> list[Operation]:
         """The first operations that watch `key`, in order; all without `most`. Cost: one pointer

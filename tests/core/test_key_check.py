@@ -2,6 +2,8 @@
 an iteration of the loop."""
 
 import asyncio
+import linecache
+import sys
 
 import pytest
 from helpers import Broken, Probe, counts, iterations, outcome, watch_all
@@ -195,3 +197,32 @@ async def test_check_reaches_newcomer_after_all_others_have_left(purgatory):
     await iterations(3)
     assert newcomer.state is COMPLETED and purgatory.pending == 0
     check(purgatory)
+
+
+@on_virtual_time
+async def test_newcomer_waits_though_the_check_empties_meanwhile(purgatory):
+    watch_all(purgatory, [Probe(30, ready=False) for _ in range(BURST)], ["key"])
+    purgatory.check_and_complete("key")
+
+    def at_the_link(frame, event, _):  # where a finalizer may run
+        if frame.f_code.co_name != "join":
+            return None
+
+        def each_line(frame, event, _):
+            if "newcomers" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                purgatory.cancel_for_key("key")
+            return each_line
+
+        return each_line
+
+    newcomer = Probe(30, ready=False)
+    before = sys.gettrace()
+    sys.settrace(at_the_link)
+    try:
+        purgatory.try_complete_else_watch(newcomer, ["key"])
+    finally:
+        sys.settrace(before)
+    assert purgatory.pending == 1
+    await iterations(3)
+    newcomer.ready = True
+    assert purgatory.check_and_complete("key") == 1
