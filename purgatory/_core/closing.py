@@ -78,11 +78,6 @@ def notify_idle(home: "Closable") -> None:
             idle.set_result(None)
 
 
-def reopen(purgatory: "Purgatory[Any]") -> None:
-    """Reopens a closed purgatory; an open one is unchanged. For errors see `open_again`."""
-    open_again(purgatory)
-
-
 def open_again(home: "Closable") -> None:
     """Reopens `home`, if it is closed.
 

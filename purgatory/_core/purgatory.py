@@ -18,7 +18,7 @@ from purgatory._core.arguments import (
     printable,
     require_exception,
 )
-from purgatory._core.closing import cancel_key, close, in_batches, notify_idle, reopen
+from purgatory._core.closing import cancel_key, close, in_batches, notify_idle, open_again
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, fields
@@ -566,7 +566,7 @@ class Purgatory(Generic[Op]):
         return cast("list[Op]", await close(self, drain))
 
     async def __aenter__(self) -> "Purgatory[Op]":
-        reopen(self)
+        open_again(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -653,7 +653,7 @@ class Purgatory(Generic[Op]):
 
     def _is_behind(self, keys: Keys) -> bool:
         """Whether a check must try other operations before a new operation, which then waits."""
-        checks = [self._checks.get(key) for key in (keys if type(keys) is tuple else (keys,))]
+        checks = [self._checks.get(key) for key in keys_of(keys)]
         return any(each is not None and each.is_ahead() for each in checks)
 
     def _key_being_checked(self, keys: Keys) -> Any:

@@ -288,8 +288,8 @@ class KeyCheck:
         return spent
 
     def _remove_left(self, budget: int) -> int:
-        """Removes what has ended from the dictionary, for up to `budget` steps; returns how many it
-        took."""
+        """Removes the ended operations from the dictionary, for up to `budget` steps; returns the
+        number of steps."""
         number = min(len(self.left), max(budget, 0) * REGISTRATIONS_PER_STEP)
         for _ in range(number):
             self.watchers.pop(self.left.pop(), None)

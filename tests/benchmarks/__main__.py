@@ -25,7 +25,9 @@ def main() -> int:
         )
         added.add_argument("--quick", action="store_true", help="do a small part of everything")
         added.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
-        added.add_argument("--seed", type=int, default=1, metavar="N", help="of what is random")
+        added.add_argument(
+            "--seed", type=int, default=1, metavar="N", help="of everything random (default: 1)"
+        )
         program.add_arguments(added)
         added.set_defaults(run=program.run)
     options = parser.parse_args()
