@@ -189,8 +189,9 @@ def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
         until_pending(1)
         server.end(signal.SIGTERM)
         assert "hello" in polls[0].result()
-        with pytest.raises(HTTPError, match="503"):
+        with pytest.raises(HTTPError, match="503") as refusal:
             polls[1].result()
+        refusal.value.close()
     rows = pq.read_table(tmp_path / "operations").to_pylist()
     rows.sort(key=lambda row: row["ended_at"])
     assert [(row["keys"], row["outcome"], row["ended_by"]) for row in rows] == [
