@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from features import REFUSAL_TIMEOUT, START, TIMEOUT, VALUES, Client, Member, run
+from features import RECORDS, REFUSAL_TIMEOUT, TIMEOUT, Client, Member, run
 
 T = TypeVar("T")
 
@@ -69,16 +69,7 @@ class ByAiokafka(Client):
     async def _produce(self, topic: str, options: dict[str, Any]) -> list[int]:
         common = {"bootstrap_servers": self.address, "acks": "all", "linger_ms": 20}
         async with AIOKafkaProducer(**common, **options) as one:
-            sent = [
-                await one.send(
-                    topic,
-                    value,
-                    partition=0,
-                    headers=[("number", b"%d" % number)],
-                    timestamp_ms=START + 1000 * number,
-                )
-                for number, value in enumerate(VALUES)
-            ]
+            sent = [await one.send(topic, **record) for record in RECORDS]
             return [(await each).offset for each in sent]
 
     def transact(self, topic: str, group: str, *are_committed: bool) -> None:

@@ -22,6 +22,16 @@ START: Final = 1_700_000_000_000
 """The time of the first record where times matter, in milliseconds; the others follow at intervals
 of a second."""
 VALUES: Final = [f"{number} ".encode() * 20 for number in range(50)]
+RECORDS: Final[list[dict[str, Any]]] = [
+    {
+        "value": value,
+        "partition": 0,
+        "headers": [("number", b"%d" % number)],
+        "timestamp_ms": START + 1000 * number,
+    }
+    for number, value in enumerate(VALUES)
+]
+"""`VALUES` as arguments of `send`, of aiokafka and of kafka-python."""
 CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
 
 
