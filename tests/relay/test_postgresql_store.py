@@ -4,6 +4,7 @@ on which any session may send."""
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -70,21 +71,22 @@ async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: 
         transaction = connection.transaction()
         await transaction.start()
         await here.bump("locked", connection=connection)
-        await set_timeout(here, 1.0)
+        failing = []
         for _ in range(5):
-            keys = ["locked", *(f"key{number}" for number in range(99)), "locked"]
-            calls = (here.bump(key) for key in keys)
-            first, *others, last = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(answer) for answer in others] == [int] * 99
-            assert isinstance(first, RelayUnavailable) and isinstance(last, RelayUnavailable)
-            words = "cannot bump 'locked': another transaction holds it locked at postgresql://"
-            assert str(first).startswith(words)
+            await set_timeout(here, 10.0)
+            failing += [asyncio.create_task(here.bump("locked")) for _ in range(2)]
+            await asyncio.sleep(0)
+            await set_timeout(here, TIMEOUT)
+            await asyncio.gather(*(here.bump(f"key{number}") for number in range(99)))
             assert here.statistics().is_connected
+        for error in await asyncio.gather(*failing, return_exceptions=True):
+            assert isinstance(error, RelayUnavailable)
+            words = "cannot bump 'locked': another transaction holds it locked at postgresql://"
+            assert str(error).startswith(words)
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
         assert await connection.fetchval(query) == 2
         # The last attempt has failed, too.
         await until(lambda: not here._client.changes.is_locked("locked"))
-        await set_timeout(here, TIMEOUT)
         waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
         await until(lambda: here._client.changes.is_locked("locked"))
         waiting.append(asyncio.create_task(here.bump("locked")))
@@ -356,12 +358,17 @@ async def test_relay_takes_two_connections_and_releases_them(
 def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) -> None:
     settings = ("lock_timeout", "statement_timeout", "search_path", "standard_conforming_strings")
     shown = [f"current_setting('{name}')" for name in settings]
-    query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_sleep(0.5)"
+    query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_advisory_xact_lock_shared(7)"
 
     async def main(postgres: PostgresServer, pooler: PgBouncer) -> None:
         async def show_all() -> dict[str, str]:
-            """The settings of server connections, by their processes."""
-            calls = (asyncio.to_thread(postgres.run, query, at=pooler.url) for _ in range(3))
+            """The settings of three server connections, by their processes."""
+            run = partial(asyncio.to_thread, postgres.run, query, at=pooler.url)
+            async with connected(postgres.url) as holder:
+                await holder.execute("SELECT pg_advisory_lock(7)")
+                calls = [asyncio.create_task(run()) for _ in range(3)]
+                while await holder.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < 3:
+                    await asyncio.sleep(0.02)
             rows = [row.rsplit("|", 2) for row in await asyncio.gather(*calls)]
             return {process: text for text, process, _ in rows}
 
