@@ -26,19 +26,16 @@ class Objects:
         loop = asyncio.get_running_loop()
         due = loop.create_future()
         if kind == "timer":
-            self.timer.call_later(delay, due.set_result, None)
-            await due
+            self.timer.call_later(delay, due.set_exception, TimeoutError())
         elif kind == "tracker":
-            new = IdleTracker(delay, lambda due: due.set_result(1))
+            new = IdleTracker(delay, lambda due: due.set_exception(TimeoutError()))
             self.trackers.setdefault(delay, new).touch(due)
-            await due
-        else:
-            wait = {
-                "purgatory": lambda: self.purgatory.wait_for(bool, ["key"], delay),
-                "thresholds": lambda: self.thresholds.wait("key", 1, delay),
-                "timeout": lambda: library.wait_for(due, delay),
-            }[kind]
-            assert isinstance(await outcome(wait()), TimeoutError)
+        waits = {
+            "purgatory": lambda: self.purgatory.wait_for(bool, ["key"], delay),
+            "thresholds": lambda: self.thresholds.wait("key", 1, delay),
+            "timeout": lambda: library.wait_for(due, delay),
+        }
+        assert isinstance(await outcome(waits.get(kind, lambda: due)()), TimeoutError)
         return loop.time()
 
 

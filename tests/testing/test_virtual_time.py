@@ -8,7 +8,6 @@ it really is.
 import asyncio
 import contextlib
 import functools
-import itertools
 import math
 import random
 import signal
@@ -17,22 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import pytest
-from loops import LOOP_FACTORIES, LoopFactory, Runner, on_virtual_time
+from loops import LOOP_FACTORIES, on_virtual_time
 
 from purgatory.testing import DeadlockError, VirtualTimeLoop
 
-T = TypeVar("T")
-
 A_WHILE = 0.05  # real seconds
-STARTS = [0.0, 2e7, 1e9]
 
-at_any_loop_time = pytest.mark.parametrize("start", STARTS)
+at_any_loop_time = pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
 ANY_TASKS = [kind for kind in ("virtual", "eager") if kind in LOOP_FACTORIES]
 on_virtual_time_with_any_tasks = pytest.mark.asyncio(loop_factories=ANY_TASKS)
 around_loops_with_any_tasks = pytest.mark.parametrize(
@@ -40,53 +34,34 @@ around_loops_with_any_tasks = pytest.mark.parametrize(
 )
 
 
-def run(
-    main: Coroutine[Any, Any, T], start: float = 0.0, loop_factory: LoopFactory = VirtualTimeLoop
-) -> T:
+def run(main, start=0.0, loop_factory=VirtualTimeLoop):
     """Unlike a `Runner` of `loops`, it allows tests about the end of the loop, and about its
     reports then."""
     with asyncio.Runner(loop_factory=functools.partial(loop_factory, start=start)) as runner:
         return runner.run(main)
 
 
-def answer_late(answer: T, after: float = A_WHILE) -> T:
+def answer_late(answer, after=A_WHILE):
     """Work for a thread."""
     time.sleep(after)
     return answer
 
 
-def virtual_loop() -> VirtualTimeLoop:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
-    return loop
-
-
 # Time
 
 
-@on_virtual_time_with_any_tasks
-async def test_an_hour_of_sleeping_takes_no_real_time() -> None:
-    before = time.monotonic()
-    for _ in range(3600):
-        await asyncio.sleep(1)
-    assert virtual_loop().time() == 3600.0
-    assert time.monotonic() - before < 1800
-
-
-def test_time_starts_at_zero_or_given_start() -> None:
+def test_start_is_zero_or_given_and_finite():
     for loop, start in [(VirtualTimeLoop(), 0.0), (VirtualTimeLoop(start=1e9), 1e9)]:
         with contextlib.closing(loop):
             assert loop.time() == start
     for start in (math.inf, -math.inf, math.nan):
-        with pytest.raises(
-            ValueError, match=f"start must be a finite number of seconds, not {start}"
-        ):
+        with pytest.raises(ValueError, match=f"be a finite number of seconds, not {start}"):
             VirtualTimeLoop(start=start)
 
 
 @on_virtual_time
-async def test_time_stands_still_while_anything_is_ready() -> None:
-    loop = virtual_loop()
+async def test_time_stands_still_while_anything_is_ready():
+    loop = asyncio.get_running_loop()
     loop.call_later(1, pytest.fail, "the clock moved")
     for _ in range(100):
         await asyncio.sleep(0)
@@ -96,32 +71,26 @@ async def test_time_stands_still_while_anything_is_ready() -> None:
 
 @on_virtual_time
 @at_any_loop_time
-async def test_timers_run_in_order_exactly_when_due(start: float) -> None:
-    chance = random.Random(1)
+async def test_timers_run_in_order_exactly_when_due(start):
+    chance, loop, ran = random.Random(1), asyncio.get_running_loop(), []
     whens = [
         start + chance.choice([1e-9, 1e-6, 0.1, 3.0, 1e5]) * chance.random() for _ in range(2000)
     ]
     whens += [math.nextafter(when, math.inf) for when in whens[:100]]  # they stay apart
-    ran: list[tuple[float, float]] = []
-    loop = virtual_loop()
-
-    def note(when: float) -> None:
-        ran.append((when, loop.time()))
-
     for when in whens:
-        loop.call_at(when, note, when)
+        loop.call_at(when, lambda when=when: ran.append((when, loop.time())))
     await asyncio.sleep(2e5)
     assert ran == [(when, when) for when in sorted(whens)]
 
 
-def test_jump_lands_exactly_despite_rounding() -> None:
+def test_jump_lands_exactly_despite_rounding():
     chance = random.Random(1)
     jumps = [(-1000 * chance.random(), chance.random()) for _ in range(100)]
     assert any(start + (when - start) > when for start, when in jumps)
 
-    async def main(when: float) -> float:
-        loop = virtual_loop()
-        reached: asyncio.Future[float] = loop.create_future()
+    async def main(when):
+        loop = asyncio.get_running_loop()
+        reached = loop.create_future()
         loop.call_at(when, lambda: reached.set_result(loop.time()))
         return await reached
 
@@ -131,8 +100,8 @@ def test_jump_lands_exactly_despite_rounding() -> None:
 
 @on_virtual_time
 @at_any_loop_time
-async def test_timer_for_now_or_past_runs_at_once(start: float) -> None:
-    loop = virtual_loop()
+async def test_timer_for_now_or_past_runs_at_once(start):
+    loop = asyncio.get_running_loop()
     for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
         reached = loop.create_future()
         loop.call_at(when, reached.set_result, None)
@@ -144,58 +113,36 @@ async def test_timer_for_now_or_past_runs_at_once(start: float) -> None:
 
 @on_virtual_time
 @at_any_loop_time
-@pytest.mark.parametrize("ahead", [86_400.0 * 3, 1e9, 1e22, 1e300])
-async def test_no_deadline_is_too_far(start: float, ahead: float) -> None:
-    loop = virtual_loop()
+@pytest.mark.parametrize("ahead", [86_400.0 * 3, 1e22, 1e300])
+async def test_no_deadline_is_too_far(start, ahead):
     await asyncio.sleep(ahead)
-    reached = loop.time()
+    reached = asyncio.get_running_loop().time()
     await asyncio.sleep(1)
     assert reached == start + ahead
 
 
 @on_virtual_time
-@at_any_loop_time
-async def test_a_cancelled_timer_does_not_move_the_clock(start: float) -> None:
-    loop = virtual_loop()
-    loop.call_later(1, pytest.fail, "it was cancelled").cancel()
-    await asyncio.sleep(2)
+async def test_a_cancelled_timer_does_not_move_the_clock():
+    loop = asyncio.get_running_loop()
     for _ in range(1000):
         loop.call_later(1, pytest.fail, "it was cancelled").cancel()
     loop.call_soon(loop.call_later(3, pytest.fail, "it was cancelled").cancel)
     await asyncio.sleep(5)
-    assert loop.time() == start + 7
-
-
-@on_virtual_time_with_any_tasks
-@at_any_loop_time
-async def test_timeouts_strike_when_they_should(start: float) -> None:
-    loop = virtual_loop()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.Event().wait(), 3600)
-    assert loop.time() == start + 3600
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout_at(start + 7200):
-            await asyncio.sleep(1e6)
-    assert loop.time() == start + 7200
-    async with asyncio.timeout(2):
-        await asyncio.sleep(1)
-    assert await asyncio.wait_for(asyncio.sleep(0, "done"), 0.001) == "done"
-    assert loop.time() == start + 7201
+    assert loop.time() == 5
 
 
 @around_loops_with_any_tasks
-def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) -> None:
-    def trace(seed: int) -> list[tuple[float, int, str]]:
-        chance = random.Random(seed)
-        lines: list[tuple[float, int, str]] = []
+def test_the_same_program_gives_the_same_trace_twice(loop_factory):
+    def trace(seed):
+        chance, lines = random.Random(seed), []
         desk = asyncio.Lock()  # one thread at a time, so no clock decides which answers first
 
-        async def worker(number: int, queue: asyncio.Queue[float], lock: asyncio.Lock) -> None:
-            def note(what: object) -> None:
-                lines.append((virtual_loop().time(), number, str(what)))
+        async def work(number, lock):
+            def note(what):
+                lines.append((asyncio.get_running_loop().time(), number, what))
 
-            while True:
-                delay = await queue.get()
+            for _ in range(20):
+                delay = chance.random()
                 try:
                     async with asyncio.timeout(chance.random()), lock:
                         note("locked")
@@ -206,17 +153,10 @@ def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) 
                         note(await asyncio.to_thread(answer_late, "from a thread", delay / 1000))
                 except TimeoutError:
                     note("timed out")
-                queue.task_done()
 
-        async def main() -> None:
-            queue: asyncio.Queue[float] = asyncio.Queue()
+        async def main():
             lock = asyncio.Lock()
-            workers = [asyncio.create_task(worker(number, queue, lock)) for number in range(10)]
-            for _ in range(200):
-                queue.put_nowait(chance.random())
-            await queue.join()
-            for task in workers:
-                task.cancel()
+            await asyncio.gather(*(work(number, lock) for number in range(10)))
 
         run(main(), loop_factory=loop_factory)
         return lines
@@ -230,27 +170,19 @@ def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) 
 # Threads
 
 
-async def to_thread(work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work)
-
-
-async def to_executor(work: Callable[[], T]) -> T:
+async def to_executor(work):
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-async def to_anyio_thread(work: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(work)
-
-
-async def to_anyio_thread_with_own_limiter(work: Callable[[], T]) -> T:
+async def to_anyio_thread_with_own_limiter(work):
     return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
 
 
-async def to_own_thread(work: Callable[[], T]) -> T:
-    loop = virtual_loop()
-    future: asyncio.Future[T] = loop.create_future()
+async def to_own_thread(work):
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
 
-    def answer() -> None:
+    def answer():
         try:
             loop.call_soon_threadsafe(future.set_result, work())
         except Exception as exc:
@@ -261,21 +193,21 @@ async def to_own_thread(work: Callable[[], T]) -> T:
         return await future
 
 
-in_any_thread = pytest.mark.parametrize(
-    "in_thread",
-    [to_thread, to_executor, to_anyio_thread, to_anyio_thread_with_own_limiter, to_own_thread],
-)
-InThread = Callable[[Callable[[], object]], Awaitable[object]]
+IN_THREADS = [
+    *(asyncio.to_thread, to_executor, to_own_thread),
+    *(anyio.to_thread.run_sync, to_anyio_thread_with_own_limiter),
+]
+in_any_thread = pytest.mark.parametrize("in_thread", IN_THREADS)
 
 
 @on_virtual_time_with_any_tasks
 @in_any_thread
 @pytest.mark.parametrize("start", [1e9])
-async def test_clock_does_not_jump_past_thread_answer(in_thread: InThread, start: float) -> None:
+async def test_clock_does_not_jump_past_thread_answer(in_thread, start):
     for number in range(2):  # the second time, a pool has an idle thread to offer
         async with asyncio.timeout(1):
             assert await in_thread(lambda: answer_late("answer")) == "answer"
-        assert virtual_loop().time() == start + number * 3600
+        assert asyncio.get_running_loop().time() == start + number * 3600
         with pytest.raises(ZeroDivisionError):
             await in_thread(lambda: 1 // 0)
         await asyncio.sleep(3600)  # and idle threads do not hold up the loop
@@ -283,24 +215,20 @@ async def test_clock_does_not_jump_past_thread_answer(in_thread: InThread, start
 
 @on_virtual_time
 @in_any_thread
-async def test_time_waits_for_last_of_many_threads(
-    in_thread: InThread,
-) -> None:
-    loop = virtual_loop()
+async def test_time_waits_for_last_of_many_threads(in_thread):
+    loop = asyncio.get_running_loop()
 
-    def work(number: int) -> float:
+    def work(number):
         time.sleep(A_WHILE * number)
         return loop.time()
 
     async with asyncio.timeout(1):
-        times = await asyncio.gather(
-            *(in_thread(functools.partial(work, number)) for number in range(4))
-        )
-    assert times == [0.0] * 4
+        works = (in_thread(functools.partial(work, number)) for number in range(4))
+        assert await asyncio.gather(*works) == [0.0] * 4
 
 
 @on_virtual_time
-async def test_thread_with_cancelled_await_delays_nothing() -> None:
+async def test_thread_with_cancelled_await_delays_nothing():
     release = threading.Event()
     task = asyncio.create_task(asyncio.to_thread(release.wait, 30))
     await asyncio.sleep(0)
@@ -308,14 +236,14 @@ async def test_thread_with_cancelled_await_delays_nothing() -> None:
     task.cancel()
     await asyncio.sleep(10)
     release.set()
-    assert virtual_loop().time() == 10.0
+    assert asyncio.get_running_loop().time() == 10.0
 
 
-def test_closing_runner_waits_for_running_threads(virtual: Runner) -> None:
-    ended: list[bool] = []
+def test_closing_runner_waits_for_running_threads(virtual):
+    ended = []
 
-    async def main() -> None:
-        def work() -> None:
+    async def main():
+        def work():
             begun.set()
             ended.append(answer_late(True))
 
@@ -325,20 +253,18 @@ def test_closing_runner_waits_for_running_threads(virtual: Runner) -> None:
             await asyncio.sleep(0)
         task.cancel()
 
-    virtual(
-        main
-    )  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
+    # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
+    virtual(main)
     assert ended == [True]
 
 
-def test_anyio_threads_of_another_loop_delay_nothing() -> None:
+def test_anyio_threads_of_another_loop_delay_nothing():
     at_work, release = threading.Event(), threading.Event()
 
-    def work() -> None:
-        at_work.set()
-        release.wait()
+    async def work():
+        await anyio.to_thread.run_sync(lambda: [at_work.set(), release.wait()])
 
-    other = threading.Thread(target=lambda: asyncio.run(to_anyio_thread(work)))
+    other = threading.Thread(target=lambda: asyncio.run(work()))
     other.start()
     try:
         at_work.wait()
@@ -348,18 +274,16 @@ def test_anyio_threads_of_another_loop_delay_nothing() -> None:
         other.join()
 
 
-def test_abandoned_anyio_thread_delays_no_later_run() -> None:
+def test_abandoned_anyio_thread_delays_no_later_run():
     release = threading.Event()
 
-    async def abandon() -> None:
-        loop = virtual_loop()
-
-        def work() -> None:
-            loop.call_soon_threadsafe(scope.cancel)
-            release.wait(60)
-
+    async def abandon():
+        loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-            await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(
+                lambda: [loop.call_soon_threadsafe(scope.cancel), release.wait(60)],
+                abandon_on_cancel=True,
+            )
         assert scope.cancelled_caught
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -371,9 +295,8 @@ def test_abandoned_anyio_thread_delays_no_later_run() -> None:
 
 
 @on_virtual_time
-async def test_held_time_runs_only_due_timers() -> None:
-    loop = virtual_loop()
-    ran: list[str] = []
+async def test_held_time_runs_only_due_timers():
+    loop, ran = asyncio.get_running_loop(), []
     loop.call_later(1, ran.append, "a second later")
     first, second = loop.hold_time(), loop.hold_time()
     first.__enter__()
@@ -394,25 +317,22 @@ async def test_held_time_runs_only_due_timers() -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         yield ours, theirs
 
 
-def after_a_while(action: Callable[..., object], *args: object) -> None:
+def after_a_while(action, *args):
     """Do it on a thread that the loop knows nothing of, when the loop has long been asleep."""
     threading.Timer(A_WHILE, action, args).start()
 
 
 @on_virtual_time
-async def test_ready_io_is_served_before_clock_moves(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+async def test_ready_io_is_served_before_clock_moves(pair):
     ours, theirs = pair
-    loop = virtual_loop()
-    readable = asyncio.Event()
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(ours, readable.set)
     for _ in range(100):
         async with asyncio.timeout(1):
@@ -425,11 +345,9 @@ async def test_ready_io_is_served_before_clock_moves(
 
 
 @on_virtual_time
-async def test_loop_waits_for_io_unless_timer_is_set(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+async def test_loop_waits_for_io_unless_timer_is_set(pair):
     ours, theirs = pair
-    loop = virtual_loop()
+    loop = asyncio.get_running_loop()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(loop.sock_recv(ours, 10), 3600)
     assert loop.time() == 3600.0
@@ -437,30 +355,7 @@ async def test_loop_waits_for_io_unless_timer_is_set(
     assert await loop.sock_recv(ours, 10) == b"at last"
 
 
-@on_virtual_time
-@at_any_loop_time
-async def test_streams_over_the_loopback_work_between_sleeps(start: float) -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(line.upper())
-        writer.close()
-
-    loop = virtual_loop()
-    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        for minute in itertools.count(1):
-            await asyncio.sleep(60)
-            writer.write(b"is anybody there\n")
-            with loop.hold_time():  # the kernel may take its time
-                assert await asyncio.wait_for(reader.readline(), 1) == b"IS ANYBODY THERE\n"
-            assert loop.time() == start + 60 * minute
-            if minute == 10:
-                break
-        writer.close()
-        await writer.wait_closed()
-
-
-def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
+def in_a_child(*, shell):
     arguments = [sys.executable, "-c", f"import time; time.sleep({A_WHILE})"]
     if shell:
         return asyncio.create_subprocess_shell(subprocess.list2cmdline(arguments))
@@ -469,65 +364,59 @@ def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
 
 @on_virtual_time
 @pytest.mark.parametrize("shell", [False, True])
-async def test_loop_and_held_time_wait_for_child(shell: bool) -> None:
+async def test_loop_and_held_time_wait_for_child(shell):
     # No pipe gives it away, and on 3.11 a thread waits for it.
-    child = await in_a_child(shell=shell)
+    loop, child = asyncio.get_running_loop(), await in_a_child(shell=shell)
     assert await child.wait() == 0
-    with virtual_loop().hold_time():
+    with loop.hold_time():
         child = await in_a_child(shell=shell)
         assert await asyncio.wait_for(child.wait(), 1) == 0
-    assert virtual_loop().time() == 0.0
+    assert loop.time() == 0.0
 
 
 # Signals
 
 
-def interrupt(number: int = signal.SIGINT) -> None:
+def interrupt(number=signal.SIGINT):
     signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-async def wait_in_real_time() -> None:
-    with virtual_loop().hold_time():
+async def wait_in_real_time():
+    with asyncio.get_running_loop().hold_time():
         await asyncio.Event().wait()
 
 
-async def jump_for_ever() -> None:
+async def jump_for_ever():
     while True:
         await asyncio.sleep(3600)
 
 
-@pytest.fixture
-def control_c_interrupts() -> Iterator[None]:
-    """As in a terminal; a shell has its background jobs, these tests perhaps, ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("control_c_interrupts")
 @pytest.mark.parametrize("endless", [wait_in_real_time, jump_for_ever])
-def test_control_c_ends_run_after_cleanup(endless: Callable[[], Awaitable[None]]) -> None:
-    cleaned_up: list[bool] = []
+def test_control_c_ends_run_after_cleanup(endless):
+    cleaned_up = []
 
-    async def main() -> None:
+    async def main():
         after_a_while(interrupt)
         try:
             await endless()
         finally:
             cleaned_up.append(True)
 
-    with pytest.raises(KeyboardInterrupt):
-        run(main())
+    # As in a terminal; a shell has its background jobs, these tests perhaps, ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert cleaned_up == [True]
 
 
-def test_loop_with_signal_handler_waits_for_signal() -> None:
-    signals: list[int] = []
+def test_loop_with_signal_handler_waits_for_signal():
+    signals, number = [], signal.SIGWINCH  # which does no harm without a handler
 
-    async def main() -> None:
-        loop = virtual_loop()
-        number = signal.SIGWINCH  # one that does no harm without a handler
-        came = asyncio.Event()
+    async def main():
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
         loop.add_signal_handler(number, came.set)
         after_a_while(interrupt, number)
         await came.wait()
@@ -538,7 +427,7 @@ def test_loop_with_signal_handler_waits_for_signal() -> None:
 
     with pytest.raises(DeadlockError):
         run(main())
-    assert signals == [signal.SIGWINCH]
+    assert signals == [number]
 
 
 # Deadlocks
@@ -546,41 +435,30 @@ def test_loop_with_signal_handler_waits_for_signal() -> None:
 
 @at_any_loop_time
 @around_loops_with_any_tasks
-def test_deadlock_error_names_stuck_tasks(start: float, loop_factory: LoopFactory) -> None:
-    async def wait_for_godot() -> None:
+@pytest.mark.parametrize("more", [0, 500])
+def test_deadlock_error_names_stuck_tasks(start, loop_factory, more):
+    async def wait_for_godot():
         await asyncio.Event().wait()
 
-    async def main() -> None:
+    async def main():
         await asyncio.sleep(5)
-        await asyncio.create_task(wait_for_godot(), name="Vladimir")
+        waiting = (asyncio.sleep(math.inf) for _ in range(more))
+        await asyncio.gather(asyncio.create_task(wait_for_godot(), name="Vladimir"), *waiting)
 
     with pytest.raises(DeadlockError) as caught:
         run(main(), start, loop_factory)
-    message = str(caught.value)
-    assert f"at loop time {start + 5!r}: no timer is set" in message
-    assert "tasks that wait for ever: 2\n" in message
-    assert "name='Vladimir'" in message
-    assert f"wait_for_godot() running at {__file__}:" in message
+    first, *tasks = str(caught.value).splitlines()
+    assert f"at loop time {start + 5!r}: no timer is set" in first
+    assert first.endswith(f"tasks that wait for ever: {more + 2}")
+    if more:
+        assert len(tasks) == 11 and tasks[-1] == "  and 492 more"
+    else:
+        shown = "\n".join(sorted(tasks))
+        assert "name='Vladimir'" in shown and "main() running" in shown
+        assert f"wait_for_godot() running at {__file__}:" in shown
 
 
-def test_error_counts_many_stuck_tasks() -> None:
-    async def main() -> None:
-        forever = (
-            asyncio.sleep(math.inf) if number else asyncio.Event().wait() for number in range(500)
-        )
-        await asyncio.gather(*forever)
-
-    with pytest.raises(DeadlockError) as caught:
-        run(main())
-    lines = str(caught.value).splitlines()
-    assert "no timer is set" in lines[0]
-    assert lines[0].endswith("tasks that wait for ever: 501")
-    assert "main() running" in lines[1]
-    assert lines[-1] == "  and 491 more"
-    assert len(lines) == 12
-
-
-def test_idle_run_forever_is_deadlock() -> None:
+def test_idle_run_forever_is_deadlock():
     with contextlib.closing(VirtualTimeLoop()) as loop:
         with pytest.raises(DeadlockError, match=r"tasks that wait for ever: 0$"):
             loop.run_forever()
@@ -589,10 +467,10 @@ def test_idle_run_forever_is_deadlock() -> None:
         assert loop.time() == 3600.0
 
 
-def test_after_deadlock_runner_cancels_tasks_and_continues() -> None:
-    ends: list[str] = []
+def test_after_deadlock_runner_cancels_tasks_and_continues():
+    ends = []
 
-    async def main() -> None:
+    async def main():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -608,22 +486,12 @@ def test_after_deadlock_runner_cancels_tasks_and_continues() -> None:
     assert ends == ["cancelled"]
 
 
-@in_any_thread
-def test_finished_threads_do_not_hide_deadlock(in_thread: InThread) -> None:
-    async def main() -> None:
-        await in_thread(lambda: None)
-        await asyncio.Event().wait()
-
-    with pytest.raises(DeadlockError):
-        run(main())
-
-
-def test_unwatched_io_does_not_hide_deadlock(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
-    async def main() -> None:
+def test_finished_threads_io_and_children_hide_no_deadlock(pair):
+    async def main():
+        for in_thread in IN_THREADS:
+            await in_thread(lambda: None)
         pair[1].send(b"the last of it")
-        await virtual_loop().sock_recv(pair[0], 100)
+        await asyncio.get_running_loop().sock_recv(pair[0], 100)
         child = await in_a_child(shell=False)
         await child.wait()
         await asyncio.Event().wait()
