@@ -29,10 +29,11 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from types import FunctionType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -41,13 +42,12 @@ SETTLING_ITERATIONS = 2
 WARM_UP_ROUNDS = 5
 QUICK_DIVISOR = 100
 """A quick run does a hundredth of everything."""
-TESTS = Path(__file__).resolve().parents[1]
-"""The folder from which `benchmarks` is imported."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 LoopName = Literal["asyncio", "uvloop"]
-Json = dict[str, Any]
+Row = dict[str, Any]
+"""A line of a table: its cells by their headings."""
 
 Batch = Callable[[], Awaitable[None]]
 """Does `BATCH` operations, which are timed."""
@@ -79,13 +79,6 @@ class Measured:
         """The ratios, or `ours` where there is nothing to compare with."""
         pairs = zip(self.ours, self.theirs, strict=False)
         return [mine / other for mine, other in pairs] or self.ours
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        if len(self.figures) == 1:
-            return self.figures[0], self.figures[0]
-        low, _, high = quantiles(self.figures, n=4, method="inclusive")
-        return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +114,9 @@ async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> 
     for _ in range(WARM_UP_ROUNDS):
         await _time(ours)
         await _time(theirs)
-    mine: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-    for _ in rounds:
-        mine.append(await _time(ours))
-        others.append(await _time(theirs))
-    settled = median(one[1] / other[1] for one, other in zip(mine, others, strict=True))
-    return Measured([bare for bare, _ in mine], [bare for bare, _ in others], settled)
+    pairs = [(await _time(ours), await _time(theirs)) for _ in rounds]
+    settled = median(mine[1] / other[1] for mine, other in pairs)
+    return Measured([mine[0] for mine, _ in pairs], [other[0] for _, other in pairs], settled)
 
 
 async def _time(contender: Contender) -> tuple[float, float]:
@@ -155,11 +144,7 @@ def own_copy(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine on a new loop of this name.
-
-    Raises:
-        ImportError: uvloop is not installed.
-    """
+    """The result of a coroutine on a new loop of this name."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if name == "uvloop":
         import uvloop
@@ -169,30 +154,68 @@ def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(coroutine)
 
 
-def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `function` returns in a process of its own: it meets no memory and no adapted byte code
-    of other measurements.
+@contextmanager
+def process(
+    function: Callable[..., object], *arguments: object, checkout: Path | None = None
+) -> Iterator[Connection]:
+    """A pipe to a new process that calls `function(pipe, *arguments)`, which are pickled. It meets
+    no memory and no adapted byte code of other measurements.
 
-    The function, its arguments and its result are pickled.
+    Args:
+        checkout: the directory from which it imports `purgatory`.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *args, **kwargs).result()
+    spawn = multiprocessing.get_context("spawn")
+    pipe, its_end = spawn.Pipe()
+    child = spawn.Process(target=function, args=(its_end, *arguments))
+    path = list(sys.path)  # which the child gets
+    sys.path[:0] = [str(checkout)] if checkout else []
+    child.start()
+    sys.path[:] = path
+    its_end.close()
+    try:
+        yield pipe
+    finally:
+        child.kill()
+        child.join()
+
+
+def in_fresh_process(
+    function: Callable[..., T], *arguments: object, checkout: Path | None = None
+) -> T:
+    """What `function` returns in a process of its own."""
+    with process(_answer, function, arguments, checkout=checkout) as pipe:
+        result: T = pipe.recv()
+        return result
+
+
+def _answer(pipe: Connection, function: Callable[..., object], arguments: Any) -> None:
+    pipe.send(function(*arguments))
 
 
 def resident_bytes() -> int:
-    """The memory of this process that is in RAM now.
-
-    Unlike tracemalloc, it includes the allocator's rounding, and uvloop's memory outside of
-    Python.
-
-    Raises:
-        Unmeasurable: the system has no ``/proc``.
-    """
+    """The memory of this process that is in RAM now. Unlike tracemalloc, it includes the allocator's
+    rounding, and uvloop's memory outside of Python."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except FileNotFoundError:
         raise Unmeasurable("resident memory is read from /proc") from None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(ancestor: int) -> dict[int, tuple[str, float]]:
+    """The name and the CPU seconds of a process, and of all that it started, directly or not, by
+    id; with children that have ended. Empty without ``/proc``."""
+    found: dict[int, tuple[int, str, float]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().rpartition(")")
+            fields = rest.split()
+            used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            found[int(stat.parent.name)] = int(fields[1]), name.partition("(")[2], used
+    ours = {ancestor}
+    while more := {pid for pid, (parent, *_) in found.items() if parent in ours} - ours:
+        ours |= more
+    return {pid: found[pid][1:] for pid in ours & found.keys()}
 
 
 def raise_file_limit() -> int:
@@ -208,20 +231,14 @@ def raise_file_limit() -> int:
 def add_loop(parser: argparse.ArgumentParser, both: bool = False) -> None:
     """Adds ``--loop``. By default it is the fastest loop, or `both`."""
     available = ["asyncio", "uvloop"] if importlib.util.find_spec("uvloop") else ["asyncio"]
-    choices = {"asyncio": ["asyncio"], available[-1]: available[-1:], "both": available}
-    parser.add_argument(
-        "--loop",
-        choices=choices,
-        default="both" if both else available[-1],
-        help="the event loop to run on (default: %(default)s)",
-    )
-    parser.set_defaults(loops=choices)
+    default = "both" if both else available[-1]
+    parser.add_argument("--loop", choices=[*available, "both"], default=default)
+    parser.set_defaults(loops=available)
 
 
 def loops(options: argparse.Namespace) -> list[LoopName]:
     """The loops that were asked for."""
-    found: list[LoopName] = options.loops[options.loop]
-    return found
+    return options.loops if options.loop == "both" else [options.loop]
 
 
 def positive(text: str) -> int:
@@ -232,38 +249,34 @@ def positive(text: str) -> int:
     return number
 
 
+def checkout(text: str) -> Path:
+    """A directory that holds the package."""
+    path = Path(text).resolve()
+    if not (path / "purgatory" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no checkout: it has no purgatory/__init__.py"
+        )
+    return path
+
+
 # -- output
 
 
-def number(value: float | None, unit: str = "") -> str:
-    """Three digits of it, with its unit."""
-    if value is None:
-        return ""
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:,.{digits}f} {unit}".rstrip()
+def cell(value: object) -> str:
+    """Three digits of a number that is no integer."""
+    if not isinstance(value, float):
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-def report(
-    options: argparse.Namespace,
-    program: str,
-    headings: Sequence[str],
-    table: Sequence[Sequence[str]],
-    caption: str,
-    **figures: Any,
-) -> None:
-    """Prints a table with the machine that its figures belong to, and writes the JSON file, if one
-    was asked for.
-
-    Args:
-        figures: as plain data, for the file.
-    """
-    widths = [max(map(len, column)) for column in zip(headings, *table, strict=True)]
-    for row in headings, *table:
-        first, *others = (
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join([first, *others]).rstrip())
+def report(options: argparse.Namespace, rows: Sequence[Row], caption: str) -> int:
+    """Prints the rows with the machine that their figures belong to, and writes the JSON file, if
+    one was asked for. Returns the status of the program."""
+    headings = list(dict.fromkeys(heading for row in rows for heading in row))
+    table = [headings, *([cell(row.get(heading)) for heading in headings] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())
     print(caption)
     if options.quick:
         print("QUICK: done with a small part of everything; these figures prove nothing.")
@@ -274,10 +287,16 @@ def report(
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     if options.json is not None:
-        written = {"program": program, "environment": machine, "quick": options.quick, **figures}
+        written = {
+            "environment": machine,
+            "quick": options.quick,
+            "seed": options.seed,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return 0
 
 
-def progress(*words: object) -> None:
+def progress(row: Row) -> None:
     """A line while the program runs."""
-    print(*words, file=sys.stderr, flush=True)
+    print(*map(cell, row.values()), file=sys.stderr, flush=True)

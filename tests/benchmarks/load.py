@@ -19,7 +19,7 @@ import gc
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, product
 from math import inf, log
@@ -27,13 +27,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import QUICK_DIVISOR, Json, LoopName, in_fresh_process, positive, run_on
-from benchmarks.purgatories import BY_NAME, COMPARED, EMPTY, NEVER_MS, OURS, RunState
+from benchmarks.harness import QUICK_DIVISOR, LoopName, Row, in_fresh_process, positive, run_on
+from benchmarks.purgatories import BY_NAME, NEVER_MS, Ours, RunState
 
-SUMMARY = (
-    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers "
-    "of the loop."
-)
 RATES = (105_000.0, 300_000.0, inf)
 TIMEOUT_MS = 200
 POSSIBLE_KEYS = 100
@@ -52,45 +48,36 @@ RING = 256
 
 
 class Workload:
-    """The requests of one measurement.
-
-    Args:
-        requests: how many.
-        rate: arrivals per second on average; `inf` for as fast as possible.
-        latency: how long the requests take, a name in `LATENCIES`.
-        seed: of everything random.
+    """The requests of one measurement: `requests` at `rate` a second on average, or as fast as
+    possible if that is `inf`; `latency` is a name in `LATENCIES`.
 
     Attributes:
         arrivals: how many requests arrive in each millisecond; a single element for all of them if
             the rate is infinite.
         latencies_ms: how long each request takes; `NEVER_MS` if that is as long as the timeout or
             longer.
+        key_sets: the keys of one request after the other, without end.
     """
 
     def __init__(self, requests: int, rate: float, latency: str, seed: int) -> None:
         draw = random.Random(seed)
         self.requests = requests
-        self.rate = rate
-        if rate == inf:
-            self.arrivals = [requests]
-        else:
+        self.arrivals = [requests]
+        if rate != inf:
             times_ms = list(accumulate(draw.expovariate(rate / 1000.0) for _ in range(requests)))
             self.arrivals = [0] * (int(times_ms[-1]) + 1)
             for time_ms in times_ms:
                 self.arrivals[int(time_ms)] += 1
         median_ms, quartile_ms = LATENCIES[latency]
-        middle = log(median_ms)
         deviation = log(quartile_ms / median_ms) / NORMAL_PERCENTILE_75
-        taken_ms = (draw.lognormvariate(middle, deviation) for _ in range(requests))
+        taken_ms = (draw.lognormvariate(log(median_ms), deviation) for _ in range(requests))
         self.latencies_ms = array(
             "H", (int(taken) if taken < TIMEOUT_MS else NEVER_MS for taken in taken_ms)
         )
         names = [f"key-{number}" for number in range(POSSIBLE_KEYS)]
-        self._key_sets = [tuple(draw.sample(names, KEYS_PER_REQUEST)) for _ in range(KEY_SETS)]
-
-    def key_sets(self) -> Iterator[tuple[str, ...]]:
-        """The keys of one request after the other, without end."""
-        return cycle(self._key_sets)
+        self.key_sets = cycle(
+            [tuple(draw.sample(names, KEYS_PER_REQUEST)) for _ in range(KEY_SETS)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +108,10 @@ async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
     the next iteration of the loop.
     """
     loop, implementation, run_state = asyncio.get_running_loop(), make(), RunState()
-    new_request, watch, complete = (
-        implementation.new_request,
-        implementation.watch,
-        implementation.complete,
-    )
+    new_request, watch = implementation.new_request, implementation.watch
+    complete = implementation.complete
     ring: list[list[Any]] = [[] for _ in range(RING)]
-    latencies, key_sets = iter(workload.latencies_ms), workload.key_sets()
+    latencies, key_sets = iter(workload.latencies_ms), workload.key_sets
     to_come, arrived, last_ms = workload.requests, 0, -1
     timeout = TIMEOUT_MS / 1000.0
     max_stall, created_at, over_ms = 0.0, inf, inf
@@ -173,6 +157,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=positive, default=1_000_000, metavar="N", help="in each run")
     add("--rounds", type=positive, default=1, metavar="N", help="whose median counts")
     many = "; may be repeated"
+    against = "measure an older checkout, too"
+    add("--against", type=harness.checkout, metavar="PATH", help=against)
     text = f"requests per second, or 'max' for as fast as it goes{many}"
     add("--rate", dest="rates", action="append", type=rate, metavar="R", help=text)
     text = f"the share of requests that expire{many}"
@@ -184,61 +170,42 @@ def rate(text: str) -> float:
     return inf if text == "max" else float(positive(text.replace(",", "")))
 
 
-HEADINGS = (
-    *("implementation", "timeouts", "asked/s", "had/s", "cpu µs", "net µs"),
-    *("ours/", "expired", "stall ms"),
-)
-
-
 def run(options: argparse.Namespace) -> int:
-    """Measures all rates."""
+    """Measures all rates. The checkout of `--against` is a further implementation, *before*."""
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
-    table: list[list[str]] = []
-    runs: list[Json] = []
+    checkouts = dict.fromkeys(BY_NAME)
+    if options.against:
+        checkouts["before"] = options.against
+    rows: list[Row] = []
     cases = product(harness.loops(options), options.timeouts or LATENCIES, options.rates or RATES)
     for loop, latency, asked in cases:
-        workloads = [(requests, asked, latency, options.seed + n) for n in range(options.rounds)]
-        rounds = [round_of(loop, workload) for workload in workloads]
-        ours = median(one[OURS]["net_us"] for one in rounds)
-        for name in COMPARED:
-            each = {
-                figure: median(one[name][figure] for one in rounds) for figure in rounds[0][name]
-            }
-            cells = [f"{asked:,.0f}" if asked < inf else "max", f"{each['actual_rate']:,.0f}"]
-            cells += [f"{each['cpu_us']:.2f}", f"{each['net_us']:.2f}"]
-            cells.append("" if name == OURS else f"{ours / each['net_us']:.2f}")
-            cells += [f"{each['expired']:.1%}", f"{each['max_stall_ms']:.1f}"]
-            table.append([name, latency, *cells])
-            harness.progress(loop, *table[-1])
-            told = {"loop": loop, "latency": latency, "implementation": name, "requests": requests}
-            runs.append({**told, "rate": asked if asked < inf else None, **each})
+        found: dict[str, list[DriveResult]] = {name: [] for name in checkouts}
+        for seed in range(options.seed, options.seed + options.rounds):
+            for name, checkout in checkouts.items():
+                arguments = loop, name, requests, asked, latency, seed
+                found[name].append(in_fresh_process(measure, *arguments, checkout=checkout))
+        own = found.pop("empty")
+        for name, results in found.items():
+            pairs = zip(results, own, strict=True)
+            row = {"implementation": name, "loop": loop, "timeouts": latency}
+            row["asked/s"] = asked if asked < inf else "max"
+            row["had/s"] = median(requests / each.created_s for each in results)
+            row["cpu µs"] = median(each.cpu_s for each in results) / requests * 1e6
+            row["net µs"] = median(each.cpu_s - mine.cpu_s for each, mine in pairs) / requests * 1e6
+            row["expired %"] = median(each.expired for each in results) * 100
+            row["stall ms"] = median(each.max_stall_s for each in results) * 1e3
+            harness.progress(row)
+            rows.append(row)
     caption = (
         f"{requests:,} requests a run, medians of {options.rounds}. net: CPU without the "
-        "generator's own. ours/: our net cost divided by this one's. stall: longest CPU time "
-        "between two ticks."
+        "generator's own. stall: longest CPU time between two ticks."
     )
-    harness.report(options, "load", HEADINGS, table, caption, seed=options.seed, runs=runs)
-    return 0
+    return harness.report(options, rows, caption)
 
 
-def round_of(loop: LoopName, workload: tuple[int, float, str, int]) -> dict[str, Json]:
-    """The figures of each implementation with the same workload, after the generator alone."""
-    requests = workload[0]
-    own = in_fresh_process(_measure, loop, EMPTY, *workload)
-    results = {}
-    for name in COMPARED:
-        driven = in_fresh_process(_measure, loop, name, *workload)
-        results[name] = {
-            "actual_rate": requests / driven.created_s,
-            "cpu_us": driven.cpu_s / requests * 1e6,
-            "net_us": (driven.cpu_s - own.cpu_s) / requests * 1e6,
-            "expired": driven.expired,
-            "max_stall_ms": driven.max_stall_s * 1e3,
-        }
-    return results
-
-
-def _measure(
+def measure(
     loop: LoopName, name: str, requests: int, asked: float, latency: str, seed: int
 ) -> DriveResult:
-    return run_on(loop, drive(BY_NAME[name], Workload(requests, asked, latency, seed)))
+    """A run of one implementation, in a process of its own."""
+    make = BY_NAME.get(name, Ours)
+    return run_on(loop, drive(make, Workload(requests, asked, latency, seed)))

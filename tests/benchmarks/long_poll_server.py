@@ -7,18 +7,17 @@ are the same:
 
 - ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`;
 - theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key,
-  interrupted now and then to ask Starlette whether the client has left.
+  interrupted once a second to ask Starlette whether the client has left.
 
 ``POST /publish?key=K`` brings the next version of a key, for both handlers alike.
 """
 
-import argparse
 import asyncio
-import contextlib
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,29 +26,27 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.harness import raise_file_limit
+from benchmarks.harness import LoopName, raise_file_limit
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls
+
+CHECK_INTERVAL = 1.0
+KEEP_OPEN = 3600
 
 
 class Service:
     """The versions of the keys, and those who wait for the next one, in both ways."""
 
-    def __init__(self, check_interval: float) -> None:
-        self.check_interval = check_interval  # seconds; see theirs
+    def __init__(self) -> None:
         self.versions: defaultdict[int, int] = defaultdict(int)
         self.stamps: dict[int, float] = {}
-        self.polls = LongPolls(max_wait=3600)
+        self.polls = LongPolls(max_wait=KEEP_OPEN)
         self.thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
         self.events: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.theirs_open = 0
-        routes = [
-            Route("/ours", self.ours),
-            Route("/theirs", self.theirs),
-            Route("/publish", self.publish, methods=["POST"]),
-            Route("/state", self.state),
-        ]
-        self.without = Starlette(routes=routes, lifespan=self.lifespan)
+        endpoints = self.ours, self.theirs, self.publish, self.state
+        routes = [Route(f"/{each.__name__}", each, methods=["GET", "POST"]) for each in endpoints]
+        self.without = Starlette(routes=routes)
         self.within = self.polls.middleware(self.without)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,15 +54,9 @@ class Service:
         is_theirs = scope["type"] == "http" and scope["path"] != "/ours"
         await (self.without if is_theirs else self.within)(scope, receive, send)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
-        await self.thresholds.aclose()
-
     def answer(self, key: int, headers: dict[str, str] | None = None) -> Response:
-        return JSONResponse(
-            {"version": self.versions[key], "at": self.stamps[key]}, headers=headers
-        )
+        found = {"version": self.versions[key], "at": self.stamps[key]}
+        return JSONResponse(found, headers=headers)
 
     async def ours(self, request: Request) -> Response:
         key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
@@ -86,8 +77,8 @@ class Service:
                 left = deadline - time_now()
                 if left <= 0:
                     return Response(status_code=204)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.events[key].wait(), min(left, self.check_interval))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.events[key].wait(), min(left, CHECK_INTERVAL))
             return self.answer(key)
         finally:
             self.theirs_open -= 1
@@ -107,26 +98,13 @@ class Service:
         return JSONResponse({"open": waiting, "cpu": time.process_time()})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], required=True)
-    parser.add_argument("--check-interval", type=float, required=True)
-    options = parser.parse_args()
+def serve(pipe: Connection, loop: LoopName) -> None:
+    """Sends its port, and serves until its process is killed."""
     raise_file_limit()
     listener = socket.create_server(("127.0.0.1", 0), backlog=8192)
-    print(listener.getsockname()[1], flush=True)
+    pipe.send(listener.getsockname()[1])
+    options = {"log_level": "error", "timeout_keep_alive": KEEP_OPEN, "backlog": 8192}
     config = uvicorn.Config(
-        Service(options.check_interval).app,
-        interface="asgi3",
-        loop=options.loop,
-        http="httptools",
-        log_level="error",
-        timeout_keep_alive=3600,
-        backlog=8192,
+        Service().app, interface="asgi3", loop=loop, http="httptools", **options
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-if __name__ == "__main__":
-    main()
+    uvicorn.Server(config).run(sockets=[listener])

@@ -2,9 +2,9 @@
 this library.
 
 The server is uvicorn with httptools, in a process of its own; `long_poll_server` has both handlers.
-The clients are plain sockets in another process, this file as a module, with one poll open on each.
-They speak as little HTTP as possible, because they share the machine with the server. They also
-report how busy they were themselves: clients that are busy all the time only measure themselves.
+The clients are plain sockets in another process, with one poll open on each. They speak as little
+HTTP as possible, because they share the machine with the server. They also report how busy they were
+themselves: clients that are busy all the time only measure themselves.
 
 In each run all polls are opened. Events come at random times under random keys; each answers ten
 polls, which are asked again at once. At last all polls are ended. Both handlers run alternately, on
@@ -15,22 +15,18 @@ the client; CPU is the server process's alone.
 import argparse
 import asyncio
 import json
-import os
+import math
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any, Final, cast
 
 from benchmarks import harness
-from benchmarks.harness import QUICK_DIVISOR, TESTS, Json, number, positive
+from benchmarks.harness import QUICK_DIVISOR, Row, in_fresh_process, positive, process
+from benchmarks.long_poll_server import serve
 
-SUMMARY = "Long polls on a real server, against the usual handler without this library."
 POLLS = (1_000, 5_000)
 OTHER_CONNECTIONS = 100
 """Limit of files that a process needs besides one for each poll."""
@@ -40,7 +36,6 @@ ANSWERS_PER_SECOND = 500
 BATCH_OF_CONNECTIONS = 100
 FIGURES: Final = {"p50": (1e3, "ms"), "p99": (1e3, "ms"), "p99.9": (1e3, "ms"), "cpu": (1e6, "µs")}
 """The figures of a run: the factor from seconds, and the unit."""
-HEADINGS = ("row", "loop", "ours", "theirs", "ratio")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--polls", type=positive, action="append", metavar="N", help=polls)
     add("--rounds", type=positive, default=5, metavar="N", help="runs of each handler")
     add("--seconds", type=float, default=5.0, metavar="S", help="length of a run")
-    check = "their handler's looks for its client"
-    add("--check-interval", type=float, default=1.0, metavar="S", help=check)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,69 +52,31 @@ def run(options: argparse.Namespace) -> int:
     counts = options.polls or POLLS
     divisor = QUICK_DIVISOR if options.quick else 1
     if max(counts) // divisor + OTHER_CONNECTIONS > (limit := harness.raise_file_limit()):
-        harness.progress(f"cannot open {max(counts)} connections: the limit of files is {limit}")
+        harness.progress({"": f"cannot open {max(counts)} connections: the limit is {limit}"})
         return 2
-    table: list[list[str]] = []
-    runs: list[Json] = []
+    rows: list[Row] = []
+    busiest = 0.0
     for count, loop in product(counts, harness.loops(options)):
         job = {"polls": max(POLLS_PER_KEY, count // divisor), "loop": loop, "seed": options.seed}
         job["rounds"] = 1 if options.quick else options.rounds
         job["seconds"] = 0.3 if options.quick else options.seconds
-        found = list(measured(job, options.check_interval))
-        runs += [{"polls": count, "loop": loop, **each} for each in found]
-        table += [[f"{count:,} polls, {name}", loop, *cells(found, name)] for name in FIGURES]
-    busiest = max(each["clients_busy"] for each in runs)
+        with process(serve, loop) as server:
+            found = in_fresh_process(clients, server.recv(), job)
+        busiest = max(busiest, *(each["clients_busy"] for each in found))
+        for figure, (factor, unit) in FIGURES.items():
+            ours, theirs = (
+                [factor * each[figure] for each in found if each["path"] == path]
+                for path in ("ours", "theirs")
+            )
+            row = {"polls": count, "loop": loop, "figure": figure, "unit": unit}
+            ratio = median(mine / other for mine, other in zip(ours, theirs, strict=True))
+            rows.append({**row, "ours": median(ours), "theirs": median(theirs), "ratio": ratio})
     caption = (
-        f"Medians; ratios are of paired runs. Theirs is asyncio.wait_for on an asyncio.Event, and "
-        f"checks for its client every {options.check_interval:g} s.\nThe process of the clients "
-        f"was busy for up to {busiest:.0%} of a run."
+        "Medians; ratios are of paired runs. Theirs is asyncio.wait_for on an asyncio.Event.\nThe "
+        f"process of the clients was busy for up to {busiest:.0%} of a run."
     )
     caption += " That is too much: these latencies are also its own." if busiest > 0.9 else ""
-    harness.report(options, "http", HEADINGS, table, caption, runs=runs)
-    return 0
-
-
-def cells(runs: list[Json], figure: str) -> list[str]:
-    """A figure of both handlers, and the ratio of the two runs of each round."""
-    factor, unit = FIGURES[figure]
-    sides = [
-        [factor * each[figure] for each in runs if each["path"] == path and figure in each]
-        for path in ("ours", "theirs")
-    ]
-    ratios = [mine / other for mine, other in zip(*sides, strict=False)]
-    shown = [number(median(side), unit) if side else "no answer" for side in sides]
-    return [*shown, number(median(ratios)) if ratios else ""]
-
-
-@contextmanager
-def process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs a module, and is killed at the end of the block."""
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def measured(job: Json, check_interval: float) -> Iterator[Json]:
-    """The measurements of clients on a server of their own.
-
-    Raises:
-        RuntimeError: the clients have failed.
-    """
-    options = ("--loop", job["loop"], "--check-interval", str(check_interval))
-    with process("benchmarks.long_poll_server", *options) as server:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        with process("benchmarks.long_polls", port, json.dumps(job)) as clients:
-            assert clients.stdout is not None
-            for line in clients.stdout:
-                yield json.loads(line)
-            if status := clients.wait():
-                raise RuntimeError(f"the clients ended with status {status}")
+    return harness.report(options, rows, caption)
 
 
 # -- the clients, in a process of their own
@@ -155,14 +110,13 @@ class Poller(asyncio.Protocol):
         now = time.monotonic()
         self.buffer = b""
         self.is_waiting = False
-        if head.startswith(b"HTTP/1.1 200"):
-            answer = json.loads(body)
-            self.seen = answer["version"]
-            self.clients.latencies.append(now - answer["at"])
-            if self.clients.polling:
-                self.poll()
-        else:
+        if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the server answered {head[:40]!r}")
+        answer = json.loads(body)
+        self.seen = answer["version"]
+        self.clients.latencies.append(now - answer["at"])
+        if self.clients.polling:
+            self.poll()
 
 
 class Clients:
@@ -216,9 +170,8 @@ class Clients:
         for start in range(0, len(keys), BATCH_OF_CONNECTIONS):
             batch = keys[start : start + BATCH_OF_CONNECTIONS]
             await asyncio.gather(*(self.ask("POST", f"/publish?key={key}") for key in batch))
-        while any(
-            poller.is_waiting for poller in self.pollers
-        ):  # the server may have ended a poll whose answer is on its way
+        # The server may have ended a poll whose answer is on its way.
+        while any(poller.is_waiting for poller in self.pollers):
             await asyncio.sleep(0.01)
 
     async def publish(self, rate: float, seconds: float) -> None:
@@ -244,33 +197,31 @@ class Clients:
         await self.publish(rate, seconds)
         await self.until_open(len(self.pollers))
         after, passed = await self.ask("GET", "/state"), time.monotonic() - started
-        latencies = sorted(self.latencies)
+        latencies = sorted(self.latencies) or [math.nan]
         result = {
             "path": path,
-            "answered": len(latencies),
-            "cpu": (after["cpu"] - before["cpu"]) / max(1, len(latencies)),
-            "server_busy": (after["cpu"] - before["cpu"]) / passed,
+            "cpu": (after["cpu"] - before["cpu"]) / len(latencies),
             "clients_busy": (time.process_time() - cpu) / passed,
-            **{
-                f"p{share:g}": latencies[int(share / 100 * (len(latencies) - 1))]
-                for share in (50, 99, 99.9)
-                if latencies
-            },
         }
+        for share in (50, 99, 99.9):
+            result[f"p{share:g}"] = latencies[int(share / 100 * (len(latencies) - 1))]
         await self.end_polls()
         return result
 
 
-async def measure(clients: Clients, job: Json) -> None:
-    """Runs the handlers alternately, and prints the measurements."""
-    await clients.connect(job["polls"])
+async def measure(port: int, job: Row) -> list[Row]:
+    """Runs the handlers alternately."""
+    made = Clients(port, job["seed"])
+    await made.connect(job["polls"])
     rate = ANSWERS_PER_SECOND / POLLS_PER_KEY
-    for each in range(job["rounds"]):
-        for path in ("ours", "theirs") if each % 2 == 0 else ("theirs", "ours"):
-            print(json.dumps(await clients.load(path, rate, job["seconds"])), flush=True)
+    return [
+        await made.load(path, rate, job["seconds"])
+        for each in range(job["rounds"])
+        for path in (("ours", "theirs") if each % 2 == 0 else ("theirs", "ours"))
+    ]
 
 
-if __name__ == "__main__":
-    PORT, JOB = sys.argv[1], json.loads(sys.argv[2])
+def clients(port: int, job: Row) -> list[Row]:
+    """The figures of all runs."""
     harness.raise_file_limit()
-    harness.run_on(JOB["loop"], measure(Clients(int(PORT), JOB["seed"]), JOB))
+    return harness.run_on(job["loop"], measure(port, job))

@@ -10,21 +10,13 @@ import random
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import against, harness
 from benchmarks import purgatory_rows as purgatories
 from benchmarks import timer_rows as timers
-from benchmarks.harness import (
-    BATCH,
-    SETTLING_ITERATIONS,
-    LoopName,
-    Setting,
-    Unmeasurable,
-    number,
-    run_on,
-)
+from benchmarks.harness import BATCH, SETTLING_ITERATIONS, LoopName, Row, Setting, Unmeasurable
 
 OWN = "the loop's own"
 OWN_TIMER = "the loop's own call_later + cancel"
@@ -67,8 +59,6 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
 # fmt: on
 """By name: the work, the other side or "", the unit of the costs, and the function that measures."""
 
-SUMMARY = "The cost of one operation, against the event loop's own means for the same work."
-HEADINGS = ("row", "loop", "ours", "theirs", "figure", "quartiles", "settled")
 CAPTION = (
     f"Medians, in batches of {BATCH:,} operations. Ratios are of paired batches."
     " CPU time, the garbage collector on."
@@ -82,43 +72,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", action="append", choices=ROWS, metavar="NAME", help="; ".join(ROWS))
     against_help = "measure an older checkout alternately with this one"
-    add("--against", type=against.checkout, metavar="PATH", help=against_help)
+    add("--against", type=harness.checkout, metavar="PATH", help=against_help)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures the chosen rows."""
-    table: list[list[str]] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    measure = against.compared if options.against else measured
     for name, loop in product(options.only or ROWS, harness.loops(options)):
-        work, other, unit, function = ROWS[name]
-        if options.against is not None:
-            cells, row = against.compared(name, function, unit, loop, options)
-        else:
-            cells, row = measured(name, function, unit, loop, options)
-        harness.progress(*cells)
-        table.append(cells)
-        rows.append({**row, "work": work, "other": other})
+        _, _, unit, function = ROWS[name]
+        rows.append({"row": name, "loop": loop, "unit": unit, **measure(function, loop, options)})
+        harness.progress(rows[-1])
     caption = against.CAPTION if options.against else CAPTION
-    if not options.against:
-        caption += "".join(f"\n{name}: {ROWS[name][0]}" for name in options.only or ROWS)
-    headings = against.HEADINGS if options.against else HEADINGS
-    harness.report(options, "micro", headings, table, caption, seed=options.seed, rows=rows)
-    return 0
+    for name in options.only or ROWS:
+        work, other, *_ = ROWS[name]
+        caption += f"\n{name}: {work}" + (f", against {other}" if other else "")
+    return harness.report(options, rows, caption)
 
 
-def measured(
-    name: str, row: Callable[..., Any], unit: str, loop: LoopName, options: argparse.Namespace
-) -> tuple[list[str], dict[str, Any]]:
-    """A row on a new loop: the cells, and the same as plain data."""
+def measured(row: Callable[..., Any], loop: LoopName, options: argparse.Namespace) -> Row:
+    """A row on a new loop."""
     try:
-        found = run_on(loop, row(Setting(loop, random.Random(options.seed), options.quick)))
+        setting = Setting(loop, random.Random(options.seed), options.quick)
+        found = harness.run_on(loop, row(setting))
     except (ImportError, Unmeasurable) as error:
-        return [name, loop, str(error), *[""] * 4], {"name": name, "loop": loop, "why": str(error)}
-    low, high = found.quartiles
-    data = {"name": name, "loop": loop, "figure": median(found.figures), "quartiles": [low, high]}
-    data |= {"ours": median(found.ours), "unit": unit, "settled": found.settled}
-    theirs = number(median(found.theirs), unit) if found.theirs else ""
-    figure = number(median(found.figures)) if theirs else ""
-    spread = f"{number(low)}–{number(high)}" if low < high else ""
-    cells = [number(median(found.ours), unit), theirs, figure, spread, number(found.settled)]
-    return [name, loop, *cells], data
+        return {"ours": f"not measured: {error}"}
+    if not found.theirs:
+        return {"ours": median(found.ours)}
+    figures = {"ours": median(found.ours), "theirs": median(found.theirs)}
+    low, ratio, high = quantiles(found.figures, n=4, method="inclusive")
+    return {**figures, "ratio": ratio, "low": low, "high": high, "settled": found.settled}

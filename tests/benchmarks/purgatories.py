@@ -1,4 +1,4 @@
-"""The purgatories that `load` and `memory` compare:
+"""The purgatories that `load` compares:
 
 - *ours*: this library;
 - *kafka*: Kafka's design, which is the model of ours: the difference is the cost of our promises;
@@ -13,7 +13,6 @@ the loop does its work here.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 from math import ceil
@@ -27,14 +26,8 @@ NEVER_MS = 65_535
 
 
 class RunState:
-    """The state that the requests of one measurement share.
-
-    Attributes:
-        now_ms: the time, set by the code that completes requests; the condition of a request holds
-            from its `completes_at_ms` on.
-        answered: number of requests that were completed or have expired.
-        expired: number of requests that have expired.
-    """
+    """What the requests of one measurement share: the time, set by the code that completes them,
+    and how many have ended, and have expired."""
 
     __slots__ = ("answered", "expired", "now_ms")
 
@@ -42,9 +35,9 @@ class RunState:
         self.now_ms = self.answered = self.expired = 0
 
 
-class Request(ABC):
+class Request:
     """A fake request: it has 100 bytes of payload, its condition holds from a certain time on, and
-    its end is counted."""
+    its end is counted. This one is in no structure."""
 
     __slots__ = ("completes_at_ms", "done", "keys", "payload", "run_state", "timeout")
 
@@ -58,19 +51,20 @@ class Request(ABC):
         self.done = False
 
     def try_complete(self) -> bool:
-        """Completes the request if its condition holds."""
         return self.run_state.now_ms >= self.completes_at_ms and self.force_complete()
 
-    @abstractmethod
     def force_complete(self) -> bool:
         """Ends the request, and removes it from all structures. False if it had ended before."""
+        if self.done:
+            return False
+        self.done = True
+        self.on_complete()
+        return True
 
     def on_complete(self) -> None:
-        """Called once, however the request has ended."""
         self.run_state.answered += 1
 
     def on_expiration(self) -> None:
-        """Called after `on_complete`, if the request has expired."""
         self.run_state.expired += 1
 
 
@@ -115,9 +109,6 @@ class Ours:
 
 
 # -- timers of the loop
-#
-# As far as it can, it holds nothing longer than needed. But a cancelled handle stays in the heap of
-# asyncio's loop until half of the heap is cancelled handles, and in uvloop until the next iteration.
 
 
 class Timed(Request):
@@ -143,7 +134,8 @@ class Timed(Request):
 
 
 class CallLater:
-    """A timer of the loop for each request. An empty set leaves the dictionary."""
+    """A timer of the loop for each request. It holds nothing longer than needed, but asyncio's loop
+    keeps a cancelled handle until half of its heap is cancelled handles."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -154,12 +146,9 @@ class CallLater:
         self.complete = Timed.force_complete
 
     def watch(self, request: Timed, keys: Sequence[Hashable]) -> bool:
-        if (
-            request.run_state.now_ms >= request.completes_at_ms
-        ):  # try_complete, before there is anything to be taken out of
-            request.done = True
-            request.on_complete()
-            return True
+        # Its own `try_complete` would take it out of sets in which it is not yet.
+        if request.run_state.now_ms >= request.completes_at_ms:
+            return Request.force_complete(request)
         request.purgatory = self
         request.keys = keys
         by_key = self._by_key
@@ -208,8 +197,7 @@ WHEEL_SIZE = 20
 
 
 class Bucket(dict["Task", None]):
-    """The requests that are due in a span of time. It is reused; `expires_ms` is
-    its span."""
+    """The requests that are due in a span of time. It is reused; `expires_ms` is its span."""
 
     __slots__ = ("expires_ms",)
 
@@ -367,30 +355,15 @@ class KafkaWheel:
             self._timer.cancel()
 
 
-# -- none
-
-
-class Unkept(Request):
-    """A request that is not kept. It is counted when it is completed, and never expires."""
-
-    __slots__ = ()
-
-    def force_complete(self) -> bool:
-        if self.done:
-            return False
-        self.done = True
-        self.on_complete()
-        return True
-
-
 class EmptyPurgatory:
-    """A purgatory without anything in it."""
+    """A purgatory without anything in it: a request is counted when it is completed, and never
+    expires."""
 
     def __init__(self) -> None:
-        self.new_request = Unkept
-        self.complete = Unkept.force_complete
+        self.new_request = Request
+        self.complete = Request.force_complete
 
-    def watch(self, request: Unkept, keys: Sequence[Hashable]) -> None:
+    def watch(self, request: Request, keys: Sequence[Hashable]) -> None:
         """Keeps nothing."""
 
     def pending(self) -> int:
@@ -400,6 +373,9 @@ class EmptyPurgatory:
         """Does nothing."""
 
 
-OURS, EMPTY = "ours", "empty"
-COMPARED: dict[str, Callable[[], Any]] = {OURS: Ours, "kafka": KafkaWheel, "call-later": CallLater}
-BY_NAME = {**COMPARED, EMPTY: EmptyPurgatory}
+BY_NAME: dict[str, Callable[[], Any]] = {
+    "empty": EmptyPurgatory,
+    "ours": Ours,
+    "kafka": KafkaWheel,
+    "call-later": CallLater,
+}

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, cycle, islice, repeat
@@ -36,9 +36,6 @@ from purgatory import DelayedOperation, OperationCancelled, Purgatory, Threshold
 
 SHARED_KEYS, KEYS_OF_EACH = 100, 3
 """As in Kafka's benchmark of its purgatory."""
-
-
-# -- Purgatory: the cost of waiting for a key, of completing, cancelling, and of being pending
 
 
 class Log:
@@ -84,13 +81,14 @@ async def complete_by_key(setting: Setting) -> Measured:
     """
     async with AnyPurgatory() as purgatory:
         theirs = starting_and_cancelling(asyncio.get_running_loop().call_later)
-        return await compare(completing_by_key(purgatory), theirs, setting.rounds())
+        return await compare(by_key(_complete_by_key, purgatory), theirs, setting.rounds())
 
 
-def completing_by_key(purgatory: AnyPurgatory) -> Contender:
+def by_key(batch: Callable[..., Any], purgatory: AnyPurgatory) -> Contender:
+    """The contender whose batch completes operations with new keys."""
     log = Log()
     for first in count(1, BATCH):
-        yield partial(_complete_by_key, purgatory, log, range(first, first + BATCH))
+        yield partial(batch, purgatory, log, range(first, first + BATCH))
         assert not purgatory.pending
 
 
@@ -103,10 +101,7 @@ async def _complete_by_key(purgatory: AnyPurgatory, log: Log, offsets: Iterable[
 
 async def complete_shared(pending: int, setting: Setting) -> Measured:
     """Construct an operation, watch it on three of 100 keys that `pending` others share, complete
-    it.
-
-    Against the loop's `call_later` + `cancel`, with as many timers pending.
-    """
+    it. Against the loop's `call_later` + `cancel`, with as many timers pending."""
     call_later = asyncio.get_running_loop().call_later
     names = [f"key-{number}" for number in range(SHARED_KEYS)]
     key_sets = [tuple(setting.random.sample(names, KEYS_OF_EACH)) for _ in range(BATCH)]
@@ -128,20 +123,11 @@ async def _complete_shared(purgatory: AnyPurgatory, key_sets: Iterable[tuple[str
 
 async def wait(setting: Setting) -> Measured:
     """Tasks each in `await purgatory.wait(...)`, completed key by key when all wait; per task, its
-    creation included.
-
-    Against tasks that each await a future under `asyncio.timeout`. The futures are at hand, without
-    a look-up by key.
-    """
+    creation included. Against tasks that each await a future under `asyncio.timeout`. The futures
+    are at hand, without a look-up by key."""
     async with AnyPurgatory() as purgatory:
-        return await compare(waiting_for_keys(purgatory), waiting_for_futures(), setting.rounds(50))
-
-
-def waiting_for_keys(purgatory: AnyPurgatory) -> Contender:
-    log = Log()
-    for first in count(1, BATCH):
-        yield partial(_wait_for_keys, purgatory, log, range(first, first + BATCH))
-        assert not purgatory.pending
+        ours, theirs = by_key(_wait_for_keys, purgatory), repeat(_wait_for_futures)
+        return await compare(ours, theirs, setting.rounds(50))
 
 
 async def _wait_for_keys(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
@@ -155,11 +141,6 @@ async def _wait_for_keys(purgatory: AnyPurgatory, log: Log, offsets: Iterable[in
         purgatory.check_and_complete(offset)
     for task in tasks:
         await task
-
-
-def waiting_for_futures() -> Contender:
-    while True:
-        yield _wait_for_futures
 
 
 async def _wait_for_futures() -> None:
@@ -185,11 +166,9 @@ async def cancel_in_a_crowd(waiters: int, setting: Setting) -> Measured:
     have no deadline: the cost of the timer is the same on both sides, and would only dilute the
     ratio.
     """
-    waiters = setting.size(waiters)
+    waiters, seed = setting.size(waiters), setting.random.random()
     async with AnyPurgatory() as crowded, AnyPurgatory() as roomy:
-        ours = cancelling(
-            crowded, ["the one key"] * waiters, random.Random(seed := setting.random.random())
-        )
+        ours = cancelling(crowded, ["the one key"] * waiters, random.Random(seed))
         theirs = cancelling(roomy, range(waiters), random.Random(seed))
         return await compare(ours, theirs, setting.rounds())
 
@@ -241,12 +220,9 @@ def _resident_growth(loop_name: LoopName, operations: int) -> int:
     return run_on(loop_name, grow())
 
 
-# -- observers: the cost that a journal and metrics add to `complete_by_key`, and of reading metrics
-
-
 async def observed(has_journal: bool, has_meter: bool, setting: Setting) -> Measured:
-    """Microseconds that observers add: the difference in CPU time of the loop's own thread. The
-    journal's thread, which writes the files meanwhile, uses another core."""
+    """Microseconds that observers add to `complete_by_key`: the difference in CPU time of the
+    loop's own thread. The journal's thread, which writes the files meanwhile, uses another core."""
     from purgatory.metrics import Meter
 
     observers: list[Any] = [Meter()] * has_meter
@@ -261,12 +237,14 @@ async def observed(has_journal: bool, has_meter: bool, setting: Setting) -> Meas
 
 async def _added(observers: list[Any], setting: Setting) -> Measured:
     async with AnyPurgatory(observer=observers) as watched, AnyPurgatory() as alone:
-        contenders = completing_by_key(watched), completing_by_key(alone)
+        contenders = [by_key(_complete_by_key, each) for each in (watched, alone)]
+        for _ in range(WARM_UP_ROUNDS):
+            for each in contenders:
+                await next(each)()
         added: list[float] = []
-        for number, _ in enumerate([*range(WARM_UP_ROUNDS), *setting.rounds()]):
+        for _ in setting.rounds():
             ours, theirs = [await _seconds_on_this_thread(next(each)) for each in contenders]
-            if number >= WARM_UP_ROUNDS:
-                added.append((ours - theirs) / BATCH * 1e6)
+            added.append((ours - theirs) / BATCH * 1e6)
     return Measured(added)
 
 
@@ -286,64 +264,52 @@ async def scrape(pending: int, setting: Setting) -> Measured:
     from purgatory.metrics import Meter
     from purgatory.metrics.prometheus import collector
 
-    registry, meter, took = CollectorRegistry(), Meter(), list[float]()
+    async def generate() -> None:
+        generate_latest(registry)
+
+    registry, meter = CollectorRegistry(), Meter()
     async with AnyPurgatory(observer=meter) as purgatory:
         registry.register(collector(meter, purgatories=purgatory))
         for key in range(setting.size(pending)):
             purgatory.try_complete_else_watch(Never(TIMEOUT), (-key,))
         await _complete_by_key(purgatory, Log(), range(1, BATCH))
-        for _ in setting.rounds(100):
-            start = time.thread_time()
-            generate_latest(registry)
-            took.append((time.thread_time() - start) * 1e3)
-            await asyncio.sleep(0)
+        took = [await _seconds_on_this_thread(generate) * 1e3 for _ in setting.rounds(100)]
     return Measured(took)
 
 
-# -- ThresholdPurgatory: the cost of an advance depends on the operations that it completes
-
-
 Offsets = ThresholdPurgatory[int, int]
-Wait = tuple[int, int]
-"""A key and a threshold."""
 
 
 async def complete_one_of(waiters: int, setting: Setting) -> Measured:
     """Advance a key with many waiters to the threshold of the next one; against a key with a single
-    waiter.
-
-    Equally many wait on both sides, so that the caches of the processor make no difference. They
-    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
-    ratio. The tasks run after the batch, as after an `advance`.
-    """
-    waiters = setting.size(waiters)
-    waiting = waiters + BATCH
+    waiter. As in `cancel_in_a_crowd`, equally many wait on both sides, without a deadline. The
+    tasks run after the batch, as after an `advance`."""
+    waiting = setting.size(waiters) + BATCH
+    numbers = (
+        ((0, number) for number in count(1)),
+        (divmod(number, waiting)[::-1] for number in count(waiting)),
+    )
     async with Offsets() as crowded, Offsets() as roomy:
-        ours = completing(crowded, waiters, lambda number: (0, number))
-        theirs = completing(
-            roomy, waiters, lambda number: (number % waiting, number // waiting + 1)
-        )
+        sides = []
+        for purgatory, waits in zip((crowded, roomy), numbers, strict=True):
+            start_waiting(purgatory, first := list(islice(waits, waiting)))
+            sides.append(completing(purgatory, first, waits))
         await asyncio.sleep(0)  # after which all of them wait
-        return await compare(ours, theirs, setting.rounds())
+        return await compare(*sides, setting.rounds())
 
 
-def completing(purgatory: Offsets, waiters: int, wait: Callable[[int], Wait]) -> Contender:
+def completing(
+    purgatory: Offsets, waits: list[tuple[int, int]], more: Iterator[tuple[int, int]]
+) -> Contender:
     """The contender whose batch completes the first `BATCH` waits, with one advance for each."""
-    waits = list(map(wait, range(1, waiters + BATCH + 1)))
-    start_waiting(purgatory, waits)
-    return _completing(purgatory, waits, map(wait, count(len(waits) + 1)))
-
-
-def _completing(purgatory: Offsets, waits: list[Wait], more: Iterable[Wait]) -> Contender:
-    batch, more = own_copy(_advance), iter(more)
+    batch = own_copy(_advance)
     while True:
-        chosen, waits[:BATCH] = waits[:BATCH], []
         completed = purgatory.statistics().completed
-        yield partial(batch, purgatory, chosen)
+        yield partial(batch, purgatory, waits[:BATCH])
         assert purgatory.statistics().completed == completed + BATCH
         # They begin to wait after the next batch, which does not need them yet.
-        waits += (new := list(islice(more, BATCH)))
-        start_waiting(purgatory, new)
+        start_waiting(purgatory, new := list(islice(more, BATCH)))
+        waits = [*waits[BATCH:], *new]
 
 
 async def _advance(purgatory: Offsets, values: Sequence[tuple[int, int]]) -> None:
@@ -352,9 +318,9 @@ async def _advance(purgatory: Offsets, values: Sequence[tuple[int, int]]) -> Non
         advance(key, value)
 
 
-def start_waiting(purgatory: Offsets, waits: Iterable[Wait]) -> None:
-    """Starts a task for each of `waits`. They wait from the next iteration of the loop on; the
-    purgatory keeps them alive."""
+def start_waiting(purgatory: Offsets, waits: Iterable[tuple[int, int]]) -> None:
+    """Starts a task for each of `waits`: a key and a threshold. They wait from the next iteration
+    of the loop on; the purgatory keeps them alive."""
 
     async def wait(key: int, threshold: int) -> None:
         with suppress(OperationCancelled):

@@ -4,10 +4,10 @@ event loop's own timers and asyncio's functions."""
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
-from typing import Protocol
+from typing import Any
 
 from benchmarks.harness import BATCH, Contender, Measured, Setting, Unmeasurable, compare, own_copy
 from purgatory import IdleTracker, WheelTimer, timeout, wait_for
@@ -23,25 +23,13 @@ FAR_TIMEOUT = 300.0
 # may fall due before its row is measured.
 SOONEST, LATEST = 20.0, 50.0
 
-
-# -- WheelTimer: the cost of a timer, however many others are pending
-
-
-class Timer(Protocol):
-    """The timer that both sides return."""
-
-    def cancel(self) -> object: ...
-
-
-CallLater = Callable[[float, Callable[[], None]], Timer]
+CallLater = Callable[[float, Callable[[], None]], Any]
+"""Starts a timer, which can be cancelled."""
 
 
 async def start_and_cancel_among(pending: int, spread: float, setting: Setting) -> Measured:
     """`call_later` + `cancel`, the wheel's against the loop's own, with equally many timers
-    pending, due at the same times.
-
-    The delays are `TIMEOUT` and up to `spread` more.
-    """
+    pending, due at the same times. The delays are `TIMEOUT` and up to `spread` more."""
     delays = [TIMEOUT + spread * number / BATCH for number in range(BATCH)]
     setting.random.shuffle(delays)
     sides = WheelTimer().call_later, asyncio.get_running_loop().call_later
@@ -76,14 +64,14 @@ async def _start_and_cancel(call_later: CallLater, delays: Sequence[float]) -> N
         call_later(delay, nothing).cancel()
 
 
-def replacing(call_later: CallLater, live: list[Timer], rng: random.Random) -> Contender:
+def replacing(call_later: CallLater, live: list[Any], rng: random.Random) -> Contender:
     """The contender whose batch replaces `BATCH` random live timers."""
     batch = own_copy(_replace)
     while True:
-        yield partial(batch, call_later, live, [rng.randrange(len(live)) for _ in range(BATCH)])
+        yield partial(batch, call_later, live, rng.choices(range(len(live)), k=BATCH))
 
 
-async def _replace(call_later: CallLater, live: list[Timer], steps: Iterable[int]) -> None:
+async def _replace(call_later: CallLater, live: list[Any], steps: Iterable[int]) -> None:
     for index in steps:
         live[index].cancel()
         live[index] = call_later(TIMEOUT, nothing)
@@ -93,23 +81,17 @@ def nothing(*_: object) -> None:
     """The callback of every timer here. None of them should fire."""
 
 
-def start_pending(call_later: CallLater, pending: int, setting: Setting) -> list[Timer]:
+def start_pending(call_later: CallLater, pending: int, setting: Setting) -> list[Any]:
     """Starts timers that only wait."""
     pending = setting.size(pending)
-    return [
-        call_later(SOONEST + (LATEST - SOONEST) * number / pending, nothing)
-        for number in range(pending)
-    ]
+    step = (LATEST - SOONEST) / max(pending, 1)
+    return [call_later(SOONEST + step * number, nothing) for number in range(pending)]
 
 
 @contextmanager
 def not_yet_due(pending: int) -> Iterator[None]:
     """Makes sure that the pending timers of a row, if there are any, are still pending when it is
-    measured.
-
-    Raises:
-        Unmeasurable: they are not, so that their callbacks ran while we measured.
-    """
+    measured; otherwise their callbacks ran while we measured."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     yield
@@ -117,34 +99,29 @@ def not_yet_due(pending: int) -> Iterator[None]:
         raise Unmeasurable("too busy a machine: the pending timers fell due")
 
 
-# -- IdleTracker: the cost of a sign of life
-
-
 async def touch_among(tracked: int, setting: Setting) -> Measured:
     """Activity of a random id: `touch`, against a timer for each id, which is cancelled and created
-    again.
-
-    Both sides look the id up in a dictionary, and both get the same ids.
-    """
+    again. Both sides look the id up in a dictionary, and both get the same ids."""
     tracked = setting.size(tracked)
     call_later = asyncio.get_running_loop().call_later
     seed = setting.random.random()
     with IdleTracker[int](FAR_TIMEOUT, nothing) as tracker:
         for id_ in range(tracked):
             tracker.touch(id_)
-        timers: dict[int, Timer] = {id_: call_later(FAR_TIMEOUT, nothing) for id_ in range(tracked)}
-        ours = touching(tracker, random.Random(seed))
-        theirs = remaking_timers(timers, random.Random(seed))
+        timers = {id_: call_later(FAR_TIMEOUT, nothing) for id_ in range(tracked)}
+        ours, theirs = (
+            at_random_ids(partial(batch, side), tracked, random.Random(seed))
+            for batch, side in ((_touch, tracker), (_remake_timers, timers))
+        )
         measured = await compare(ours, theirs, setting.rounds())
         if len(tracker) < tracked:
             raise Unmeasurable("too busy a machine: ids fell idle")
     return measured
 
 
-def touching(tracker: IdleTracker[int], rng: random.Random) -> Contender:
-    tracked = len(tracker)
+def at_random_ids(batch: Callable[..., Any], ids: int, rng: random.Random) -> Contender:
     while True:
-        yield partial(_touch, tracker, [rng.randrange(tracked) for _ in range(BATCH)])
+        yield partial(batch, rng.choices(range(ids), k=BATCH))
 
 
 async def _touch(tracker: IdleTracker[int], ids: Iterable[int]) -> None:
@@ -153,34 +130,23 @@ async def _touch(tracker: IdleTracker[int], ids: Iterable[int]) -> None:
         touch(id_)
 
 
-def remaking_timers(timers: dict[int, Timer], rng: random.Random) -> Contender:
-    while True:
-        yield partial(_remake_timers, timers, [rng.randrange(len(timers)) for _ in range(BATCH)])
-
-
-async def _remake_timers(timers: dict[int, Timer], ids: Iterable[int]) -> None:
+async def _remake_timers(timers: dict[int, asyncio.TimerHandle], ids: Iterable[int]) -> None:
     call_later = asyncio.get_running_loop().call_later
     for id_ in ids:
         timers[id_].cancel()
         timers[id_] = call_later(FAR_TIMEOUT, nothing)
 
 
-# -- timeout and wait_for: the time saved by importing them from here and not from asyncio
-
-
-Timeout = Callable[[float], AbstractAsyncContextManager[object]]
-WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
-
-
 async def enter_and_leave(setting: Setting) -> Measured:
     """`async with timeout(30): pass`, one after another in one task and one iteration of the
     loop."""
-    sides: tuple[Timeout, Timeout] = (timeout, asyncio.timeout)
-    ours, theirs = (repeat(partial(own_copy(_enter_and_leave), timeout)) for timeout in sides)
+    ours, theirs = (
+        repeat(partial(own_copy(_enter_and_leave), each)) for each in (timeout, asyncio.timeout)
+    )
     return await compare(ours, theirs, setting.rounds())
 
 
-async def _enter_and_leave(timeout: Timeout) -> None:
+async def _enter_and_leave(timeout: Callable[[float], Any]) -> None:
     for _ in range(BATCH):
         async with timeout(TIMEOUT):
             pass
@@ -188,23 +154,16 @@ async def _enter_and_leave(timeout: Timeout) -> None:
 
 async def wait_for_an_iteration(setting: Setting) -> Measured:
     """`await wait_for(coroutine, 30)`, one after another in one task. Each coroutine yields to the
-    loop once.
-
-    So each timeout is pending during one iteration of the loop, in which it is the only one.
-    """
-    return await compare(
-        waiting_for_an_iteration(wait_for),
-        waiting_for_an_iteration(asyncio.wait_for),
-        setting.rounds(),
+    loop once, so each timeout is pending during one iteration, in which it is the only one."""
+    ours, theirs = (
+        repeat(partial(own_copy(_wait_for_an_iteration), each, own_copy(_yield_once)))
+        for each in (wait_for, asyncio.wait_for)
     )
-
-
-def waiting_for_an_iteration(wait_for: WaitFor) -> Contender:
-    return repeat(partial(own_copy(_wait_for_an_iteration), wait_for, own_copy(_yield_once)))
+    return await compare(ours, theirs, setting.rounds())
 
 
 async def _wait_for_an_iteration(
-    wait_for: WaitFor, yield_once: Callable[[], Awaitable[None]]
+    wait_for: Callable[..., Awaitable[None]], yield_once: Callable[[], Awaitable[None]]
 ) -> None:
     for _ in range(BATCH):
         await wait_for(yield_once(), TIMEOUT)
