@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
@@ -161,8 +162,7 @@ class Direct:
 
     async def list_offset(self, topic: str, time: int, **options: Any) -> tuple[int, int]:
         """The offset and the time that are found for a time: -2 is the first, -1 the end."""
-        partitions = [{"partition_index": 0, "timestamp": time}]
-        topics = [{"name": topic, "partitions": partitions}]
+        topics = at(topic, timestamp=time)
         (found,) = (await self.ask("list_offsets", topics=topics, **options)).topics[0].partitions
         return found.offset, found.timestamp
 
@@ -181,6 +181,28 @@ async def running_broker(
     assert [purgatory.statistics().missed_triggers for purgatory in broker.purgatories] == [0] * 6
     await broker.aclose()
     assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
+
+
+def at(topic: str, index: int = 0, **values: Any) -> list[dict[str, Any]]:
+    """The `topics` of a request about one partition."""
+    return [{"name": topic, "partitions": [{"partition_index": index, **values}]}]
+
+
+def new_topic(name: str = "topic", partitions: int = 1, **values: Any) -> list[dict[str, Any]]:
+    """The `topics` of a request to create one."""
+    wanted = {"name": name, "num_partitions": partitions, "replication_factor": 1}
+    return [wanted | values]
+
+
+def errors(response: Any) -> list[str]:
+    """The names of all errors in a response, in order."""
+    found = []
+    for value in [getattr(response, field.name) for field in fields(response)]:
+        if isinstance(value, ErrorCode):
+            found.append(value.name)
+        for each in value if isinstance(value, tuple) else ():
+            found += errors(each) if is_dataclass(each) else []
+    return found
 
 
 def varint(value: int) -> bytes:

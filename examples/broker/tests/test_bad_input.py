@@ -29,10 +29,13 @@ from raw import (
     LOCAL,
     PEER,
     Raw,
+    at,
+    errors,
     fetch_fields,
     fetched,
     framed,
     make_batch,
+    new_topic,
     produce_fields,
     produced,
     with_length,
@@ -83,26 +86,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "fetch": fetch_fields("alive", 0, wait=0.01),
     "metadata": {"topics": [{"name": "alive"}]},
     "join_group": {
+        **dict.fromkeys(("session_timeout", "rebalance_timeout"), timedelta(seconds=1)),
         "group_id": "g",
-        "session_timeout": timedelta(seconds=1),
-        "rebalance_timeout": timedelta(seconds=1),
         "member_id": "",
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b"x"}],
     },
     "sync_group": {"group_id": "g", "generation_id": 1, "member_id": "m", "assignments": []},
-    "offset_commit": {
-        "group_id": "g",
-        "topics": [{"name": "alive", "partitions": [{"partition_index": 0}]}],
-    },
+    "offset_commit": {"group_id": "g", "topics": at("alive")},
     "offset_fetch": {"group_id": "g", "topics": [{"name": "alive", "partition_indexes": [0]}]},
-    "create_topics": {"topics": [{"name": "made", "num_partitions": 1, "replication_factor": 1}]},
-    "list_offsets": {
-        "topics": [{"name": "alive", "partitions": [{"partition_index": 0, "timestamp": 1}]}]
-    },
-    "delete_records": {
-        "topics": [{"name": "alive", "partitions": [{"partition_index": 0, "offset": 0}]}]
-    },
+    "create_topics": {"topics": new_topic("made")},
+    "list_offsets": {"topics": at("alive", timestamp=1)},
+    "delete_records": {"topics": at("alive", offset=0)},
 }
 
 
@@ -170,9 +165,7 @@ def test_damaged_requests_take_bounded_memory(broker: BrokerThread, factor: int)
         if way == "damaged":
             frame = data.draw(damaged(data.draw(st.sampled_from(frames)), 4))
         elif way == "body":
-            frame = (
-                head + data.draw(st.sampled_from([b"", b"\0"])) + data.draw(st.binary(max_size=60))
-            )
+            frame = head + data.draw(st.binary(max_size=60))
         elif way == "monotonous":
             size = data.draw(st.integers(0, 3000 if factor == 1 else 300_000))
             frame = head + bytes([data.draw(st.integers(0, 255))]) * size
@@ -227,10 +220,8 @@ def test_damaged_batches_take_bounded_memory(broker: BrokerThread, factor: int) 
             client.create("invalid")
             client.ask("produce", **produce_fields("invalid", whole))
             for stamp in (5, -3, 11):
-                places = [{"partition_index": 0, "timestamp": stamp}]
-                topics = [{"name": "invalid", "partitions": places}]
-                response = client.ask("list_offsets", topics=topics)
-                assert response.topics[0].partitions[0].error_code.name == "none"
+                response = client.ask("list_offsets", topics=at("invalid", timestamp=stamp))
+                assert errors(response) == ["none"]
 
     check()
 
@@ -297,11 +288,8 @@ def test_repeated_mistakes_are_logged_once(
             response = client.ask("sasl_handshake", mechanism="PLAIN")
             assert (response.error_code.name, response.mechanisms) == ("illegal_sasl_state", ())
     messages = [record.getMessage() for record in caplog.records]
-    assert (
-        "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port" in messages[0]
-    )
-    assert "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is" in messages[1]
-    assert len(messages) == 2
+    for message, words in zip(messages, ("begins with TLS", "asks for SASL/PLAIN"), strict=True):
+        assert words in message
     broker.clear()
     with Raw(broker.address) as client:
         client.ask("sasl_handshake", mechanism="PLAIN")
@@ -316,8 +304,7 @@ def test_log_shows_what_clients_send_on_one_line(
         client.ask("sasl_handshake", mechanism=hostile)
         client.ask("consumer_group_heartbeat", group_id=hostile)
         configs = [{"name": "flush.ms", "value": "1" + "\n" * 5}]
-        topic = {"name": "t", "num_partitions": 1, "replication_factor": 1, "configs": configs}
-        client.ask("create_topics", topics=[topic])
+        client.ask("create_topics", topics=new_topic(configs=configs))
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 3 and all(message.isprintable() for message in messages)
     assert messages[0].count("x") < 250 and "SASL/\\x1b[2J\\nforged\\x07xxx" in messages[0]
@@ -327,11 +314,8 @@ def test_log_shows_what_clients_send_on_one_line(
 def test_too_many_connections_are_refused_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
 ) -> None:
-    monkeypatch.setattr(
-        testing,
-        "SteppedLoop",
-        asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop,
-    )
+    module = {"asyncio": asyncio, "uvloop": uvloop}[loop]
+    monkeypatch.setattr(testing, "SteppedLoop", module.new_event_loop)
     with BrokerThread() as broker, Raw(broker.address) as first:
         assert first.ask("metadata", topics=None).brokers
         monkeypatch.setattr(server, "max_open_files", lambda: 8)
@@ -362,10 +346,9 @@ def test_every_version_that_is_offered_is_answered(
     start_broker: Callable[..., BrokerThread],
 ) -> None:
     broker = start_broker()
-    for api in APIS.values():
-        for version in range(api.min_version, api.max_version + 1):
-            with Raw(broker.address) as client:
-                client.ask(api.name, version, **REQUESTS.get(api.name, {}))
+    for api, version in VERSIONS:
+        with Raw(broker.address) as client:
+            client.ask(api.name, version, **REQUESTS.get(api.name, {}))
 
 
 def test_half_a_request_waits_for_the_other_half(start_broker: Callable[..., BrokerThread]) -> None:

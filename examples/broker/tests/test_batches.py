@@ -39,24 +39,16 @@ async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
         for time in (1000, 2000):
             batch = make_batch(*VALUES, time=time, attributes=number, compress=compress)
             assert (await client.produce("topic", batch))[0][0] == "none"
-        found = []
-        for time in (0, 1002, 1003, 1004, 2003, 2004, -3):
-            partitions = [{"partition_index": 0, "timestamp": time}]
-            response = await client.ask(
-                "list_offsets", topics=[{"name": "topic", "partitions": partitions}]
-            )
-            (partition,) = response.topics[0].partitions
-            found.append((partition.offset, partition.timestamp))
+        times = (0, 1002, 1003, 1004, 2003, 2004, -3)
+        found = [await client.list_offset("topic", time) for time in times]
     assert found == [(0, 1000), (2, 1002), (3, 1003), (4, 2000), (7, 2003), (-1, -1), (7, 2003)]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(("values", "announced"), [(VALUES, 3), (VALUES, 5)])
-async def test_wrong_record_count_is_refused(
-    codec: str, values: list[bytes], announced: int
-) -> None:
+@pytest.mark.parametrize("announced", [3, 5])
+async def test_wrong_record_count_is_refused(codec: str, announced: int) -> None:
     number, compress = CODECS[codec]
-    batch = make_batch(*values, attributes=number, compress=compress, count=announced)
+    batch = make_batch(*VALUES, attributes=number, compress=compress, count=announced)
     async with running_broker() as client:
         assert await client.produce("topic", batch) == [("invalid_record", -1)]
 
@@ -83,7 +75,5 @@ def test_records_without_a_length_are_given_up() -> None:
 
 
 def test_batch_of_unreadable_records_is_found_whole() -> None:
-    assert find_time(make_batch(b"v", attributes=1, compress=lambda _: b"garbage"), 5000) == (
-        0,
-        1000,
-    )
+    batch = make_batch(b"v", attributes=1, compress=lambda _: b"garbage")
+    assert find_time(batch, 5000) == (0, 1000)

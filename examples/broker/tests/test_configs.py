@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from purgatory_broker.batches import HEADER, Batch, iter_records, read_payload
 from purgatory_broker.configs import CONFIGS
-from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
+from raw import Direct, fetch_fields, make_batch, new_topic, produce_fields, running_broker
 
 README = Path(__file__).parents[1] / "README.md"
 TOPIC, BROKER = 2, 4
@@ -16,11 +16,9 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 async def create(client: Direct, name: str = "t", **configs: str) -> tuple[str, str | None]:
-    values = [
-        {"name": config.replace("_", "."), "value": value} for config, value in configs.items()
-    ]
-    wanted = {"name": name, "num_partitions": 1, "replication_factor": 1, "configs": values}
-    (topic,) = (await client.ask("create_topics", topics=[wanted])).topics
+    values = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
+    wanted = new_topic(name, configs=values)
+    (topic,) = (await client.ask("create_topics", topics=wanted)).topics
     return topic.error_code.name, topic.error_message
 
 

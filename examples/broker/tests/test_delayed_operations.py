@@ -10,10 +10,12 @@ from purgatory_broker.wire import read_request
 from raw import (
     LOCAL,
     PEER,
+    at,
     fetch_fields,
     fetched,
     framed,
     make_batch,
+    new_topic,
     produce_fields,
     produced,
     running_broker,
@@ -85,10 +87,7 @@ async def test_fetch_response_has_a_megabyte_at_most() -> None:
 @pytest.mark.parametrize(
     ("number", "epoch", "error"),
     [
-        *(
-            (number, epoch, "none")
-            for number, epoch in ((0, -1), (-1, -1), (0, 0), (7, -1), (7, 0))
-        ),
+        *((*numbers, "none") for numbers in ((0, -1), (-1, -1), (0, 0), (7, -1), (7, 0))),
         (7, 1, "fetch_session_id_not_found"),
     ],
 )
@@ -161,9 +160,8 @@ async def test_checks_come_in_kafkas_order(replicas: int, order: list[str]) -> N
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
         fields = produce_fields("topic", ONE)
-        broker.handle(
-            read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("response"))
-        )
+        respond = lambda _: log.append("response")  # noqa: E731
+        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, respond))
         await asyncio.sleep(1)
         assert log == order
 
@@ -190,9 +188,8 @@ async def test_too_few_replicas_refuse_or_fail_appends() -> None:
     async with running_broker(replicas=2) as client:
         client.broker.topics.create("safe", 1, 2, {"min.insync.replicas": "2"})
         client.broker.followers.stop(2)
-        assert await client.produce("safe", ONE, timeout=60) == [
-            ("not_enough_replicas_after_append", -1)
-        ]
+        late = "not_enough_replicas_after_append"
+        assert await client.produce("safe", ONE, timeout=60) == [(late, -1)]
         assert await client.produce("safe", ONE) == [("not_enough_replicas", -1)]
         assert await client.produce("safe", ONE, acks=1) == [("none", 1)]
         client.broker.followers.start(2)
@@ -225,17 +222,16 @@ async def test_deleted_records_wait_for_the_replicas() -> None:
         await client.produce("topic", TWO)
         begun = now()
 
-        topics = [{"name": "topic", "partitions": [{"partition_index": 0, "offset": 1}]}]
-        fields = {"timeout": timedelta(seconds=60), "topics": topics}
-        (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
-        assert (partition.low_watermark, partition.error_code.name) == (1, "none")
+        async def delete(topic: str) -> tuple[int, str]:
+            fields = {"timeout": timedelta(seconds=60), "topics": at(topic, offset=1)}
+            (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
+            return partition.low_watermark, partition.error_code.name
+
+        assert await delete("topic") == (1, "none")
         assert 2 <= now() - begun <= 2.01
         client.broker.followers.stop(2)  # the records are deleted already
-        (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
-        assert partition.error_code.name == "none"
-        topics[0]["name"] = "other"
-        (partition,) = (await client.ask("delete_records", **fields)).topics[0].partitions
-        assert partition.error_code.name == "unknown_topic_or_partition"
+        assert await delete("topic") == (1, "none")
+        assert await delete("other") == (-1, "unknown_topic_or_partition")
 
 
 async def test_acks_of_zero_get_no_response() -> None:
@@ -248,6 +244,7 @@ async def test_acks_of_zero_get_no_response() -> None:
 
 CORRUPT = bytearray(ONE)
 CORRUPT[-1] ^= 1
+TRANSACTIONAL = make_batch(b"one", attributes=0x10)
 
 
 @pytest.mark.parametrize(
@@ -258,11 +255,7 @@ CORRUPT[-1] ^= 1
         pytest.param(bytes(CORRUPT), "corrupt_message", id="changed on the way"),
         pytest.param(ONE[:16] + b"\1" + ONE[17:], "unsupported_for_message_format", id="older"),
         pytest.param(ONE + ONE, "invalid_record", id="two"),
-        pytest.param(
-            make_batch(b"one", attributes=0x10),
-            "transactional_id_authorization_failed",
-            id="of a transaction",
-        ),
+        pytest.param(TRANSACTIONAL, "transactional_id_authorization_failed", id="transactional"),
         pytest.param(make_batch(), "invalid_record", id="empty"),
         pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
     ],
@@ -281,22 +274,13 @@ async def test_repeated_batch_is_appended_once() -> None:
             (outcome,) = await client.produce("topic", batch)
             return outcome
 
-        assert [await send(number) for number in range(6)] == [
-            ("none", number) for number in range(6)
-        ]
-        assert [await send(number) for number in (5, 1, 3)] == [
-            ("none", 5),
-            ("none", 1),
-            ("none", 3),
-        ]
-        assert await send(0) == (
-            "out_of_order_sequence_number",
-            -1,
-        )  # older than the last five batches
-        assert await send(7) == ("out_of_order_sequence_number", -1)
+        for number in (*range(6), 5, 1, 3):
+            assert await send(number) == ("none", number)
+        out_of_order = ("out_of_order_sequence_number", -1)
+        assert await send(0) == out_of_order  # older than the last five batches
+        assert await send(7) == out_of_order
         assert await send(6, count=3) == ("none", 6)
-        assert await send(6, count=2) == ("out_of_order_sequence_number", -1)
-        assert await send(1, epoch=1) == ("out_of_order_sequence_number", -1)
+        assert await send(6, count=2) == await send(1, epoch=1) == out_of_order
         assert await send(0, epoch=1) == ("none", 9)
         assert await send(9, epoch=0) == ("invalid_producer_epoch", -1)
         assert (await client.list_offset("topic", -1))[0] == 10
@@ -342,8 +326,7 @@ async def test_topic_ids_differ_for_one_name() -> None:
     async with running_broker([]) as client:
 
         async def create() -> Any:
-            wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
-            (topic,) = (await client.ask("create_topics", topics=[wanted])).topics
+            (topic,) = (await client.ask("create_topics", topics=new_topic())).topics
             return topic.topic_id
 
         async def fetch(topic_id: Any, wait: float = 0.0) -> list[tuple[str, int]]:
@@ -354,9 +337,8 @@ async def test_topic_ids_differ_for_one_name() -> None:
             return fetched(response)
 
         async def delete(topic_id: Any) -> tuple[str, str | None]:
-            (topic,) = (
-                await client.ask("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])
-            ).responses
+            wanted = [{"name": None, "topic_id": topic_id}]
+            (topic,) = (await client.ask("delete_topics", 6, topics=wanted)).responses
             assert topic.topic_id == topic_id
             return topic.error_code.name, topic.name
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raw import Direct, running_broker
+from raw import Direct, at, errors, running_broker
 
 SESSION, REBALANCE = 10.0, 60.0
 
@@ -22,18 +22,17 @@ class Member:
         self.id, self.generation = "", -1
         self.joined: Any = None
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        who = {"member_id": self.id, "group_instance_id": self.instance}
+        return {"group_id": "group", **who}
+
     def join(self, version: int | None = None, group: str = "group") -> "asyncio.Future[Any]":
-        return self.client.send(
-            "join_group",
-            version,
-            group_id=group,
-            session_timeout=timedelta(seconds=SESSION),
-            rebalance_timeout=timedelta(seconds=REBALANCE),
-            member_id=self.id,
-            group_instance_id=self.instance,
-            protocol_type="consumer",
-            protocols=[{"name": name, "metadata": name.encode()} for name in self.protocols],
-        )
+        timing = {"session_timeout": SESSION, "rebalance_timeout": REBALANCE}
+        fields = {name: timedelta(seconds=value) for name, value in timing.items()}
+        protocols = [{"name": name, "metadata": name.encode()} for name in self.protocols]
+        fields |= {**self.identity, "group_id": group, "protocols": protocols}
+        return self.client.send("join_group", version, protocol_type="consumer", **fields)
 
     async def join_group(self) -> Any:
         """Joins, once more if the broker asks for that."""
@@ -53,27 +52,15 @@ class Member:
             {"member_id": member.id, "assignment": b"for " + member.id.encode()}
             for member in assigned
         ]
-        return self.client.send(
-            "sync_group",
-            version,
-            group_id="group",
-            generation_id=self.generation,
-            member_id=self.id,
-            group_instance_id=self.instance,
-            protocol_type="consumer",
-            protocol_name=self.joined.protocol_name,
-            assignments=assignments,
-        )
+        fields = {"generation_id": self.generation, "protocol_type": "consumer", **self.identity}
+        fields |= {"protocol_name": self.joined.protocol_name, "assignments": assignments}
+        return self.client.send("sync_group", version, **fields)
 
     async def heartbeat(self, generation: int | None = None) -> str:
-        response = await self.client.ask(
-            "heartbeat",
-            group_id="group",
-            generation_id=self.generation if generation is None else generation,
-            member_id=self.id,
-            group_instance_id=self.instance,
-        )
-        return str(response.error_code.name)
+        generation = self.generation if generation is None else generation
+        fields = self.identity | {"generation_id": generation}
+        (error,) = errors(await self.client.ask("heartbeat", **fields))
+        return error
 
     async def leave(self, version: int | None = None) -> Any:
         who = {"member_id": self.id, "group_instance_id": self.instance}
@@ -83,16 +70,10 @@ class Member:
 
     async def commit(self, offset: int, generation: int | None = None) -> str:
         generation = self.generation if generation is None else generation
-        partitions = [{"partition_index": 0, "committed_offset": offset}]
-        response = await self.client.ask(
-            "offset_commit",
-            group_id="group",
-            generation_id_or_member_epoch=generation,
-            member_id=self.id,
-            group_instance_id=self.instance,
-            topics=[{"name": "topic", "partitions": partitions}],
-        )
-        return str(response.topics[0].partitions[0].error_code.name)
+        fields = self.identity | {"generation_id_or_member_epoch": generation}
+        topics = at("topic", committed_offset=offset)
+        (error,) = errors(await self.client.ask("offset_commit", topics=topics, **fields))
+        return error
 
 
 async def form(*members: Member) -> Member:
@@ -364,11 +345,9 @@ async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None
 
 
 async def delete_offsets(client: Direct, group: str, *topics: str) -> tuple[str, list[str]]:
-    wanted = [{"name": name, "partitions": [{"partition_index": 0}]} for name in topics]
-    response = await client.ask("offset_delete", group_id=group, topics=wanted)
-    return response.error_code.name, [
-        topic.partitions[0].error_code.name for topic in response.topics
-    ]
+    wanted = [each for name in topics for each in at(name)]
+    error, *others = errors(await client.ask("offset_delete", group_id=group, topics=wanted))
+    return error, others
 
 
 async def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
@@ -380,8 +359,8 @@ async def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
         assert await member.commit(5) == "none"
         assert await delete_offsets(client, "nobody", "topic") == ("group_id_not_found", [])
         outcome = await delete_offsets(client, "group", "topic", "other", "none")
-        errors = ["group_subscribed_to_topic", "none", "unknown_topic_or_partition"]
-        assert outcome == ("none", errors)
+        expected = ["group_subscribed_to_topic", "none", "unknown_topic_or_partition"]
+        assert outcome == ("none", expected)
         await member.leave()
         assert await delete_offsets(client, "group", "topic") == ("none", ["none"])
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()

@@ -16,7 +16,18 @@ from purgatory_broker.broker import Broker
 from purgatory_broker.groups import Group, Member, State
 from purgatory_broker.log import Log, Store
 from purgatory_broker.settings import Settings
-from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, running_broker
+from raw import (
+    Direct,
+    Raw,
+    at,
+    errors,
+    fetch_fields,
+    fetched,
+    make_batch,
+    new_topic,
+    produce_fields,
+    running_broker,
+)
 
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
@@ -105,10 +116,7 @@ async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
             assert await client.produce("topic", batch(number), ONE) == expected
         again = await client.produce("topic", batch(first + 1))
         assert again == [("none", first + 1)]
-        await client.ask(
-            "delete_records",
-            topics=[{"name": "topic", "partitions": [{"partition_index": 1, "offset": first + 2}]}],
-        )
+        await client.ask("delete_records", topics=at("topic", 1, offset=first + 2))
         await broker.aclose()
 
     for number in range(3):
@@ -140,10 +148,9 @@ async def test_a_topic_of_the_same_name_begins_empty(tmp_path: Path) -> None:
 
 async def commit(client: Direct, offset: int) -> str:
     """The error of a committed offset."""
-    places = [{"partition_index": 0, "committed_offset": offset}]
-    topics = [{"name": "topic", "partitions": places}]
-    response = await client.ask("offset_commit", group_id="group", topics=topics)
-    return str(response.topics[0].partitions[0].error_code.name)
+    topics = at("topic", committed_offset=offset)
+    (error,) = errors(await client.ask("offset_commit", group_id="group", topics=topics))
+    return error
 
 
 async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
@@ -219,10 +226,11 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(
         with monkeypatch.context() as patch:
             patch.setattr(store, "file", Full(store.file))
             assert await commit(client, 2) == "not_coordinator"
-            wanted = {"name": "no", "num_partitions": 1, "replication_factor": 1}
-            response = await client.ask("create_topics", topics=[wanted])
-            assert response.topics[0].error_code.name == "kafka_storage_error"
-            assert (await client.ask("init_producer_id")).error_code.name == "kafka_storage_error"
+            for response in (
+                await client.ask("create_topics", topics=new_topic("no")),
+                await client.ask("init_producer_id"),
+            ):
+                assert errors(response) == ["kafka_storage_error"]
         (message,) = (record.getMessage() for record in caplog.records)
         assert "kept.jsonl cannot be written, requests that need it are refused" in message
         assert "[Errno 28] No space left on device" in message
@@ -272,13 +280,12 @@ async def test_topic_beyond_the_open_files_is_refused(
             super().__init__(path, fsync)
             opened.append(self)
 
-    wanted = {"name": "topic", "num_partitions": 3, "replication_factor": 1}
+    wanted = new_topic(partitions=3)
     with monkeypatch.context() as patch:
         patch.setattr(topics, "Store", Limited)
-        (refused,) = (await client.ask("create_topics", topics=[wanted])).topics
+        (refused,) = (await client.ask("create_topics", topics=wanted)).topics
     assert refused.error_code.name == "kafka_storage_error"
     assert "Too many open files" in refused.error_message
     assert all(store.file.closed for store in opened)
-    (created,) = (await client.ask("create_topics", topics=[wanted])).topics
-    assert created.error_code.name == "none"
+    assert errors(await client.ask("create_topics", topics=wanted)) == ["none"]
     await broker.aclose()

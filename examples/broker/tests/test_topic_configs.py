@@ -7,7 +7,7 @@ import pytest
 from brokers import KINDS, running
 from maven import Unavailable
 from purgatory_broker.configs import CONFIGS
-from raw import Raw
+from raw import Raw, new_topic
 from requirements import unavailable
 
 pytestmark = [
@@ -32,17 +32,11 @@ def outcomes(address: str) -> dict[tuple[str, str], str]:
     with Raw(address) as client:
         for name in [*CONFIGS, "no.such.name"]:
             wanted = [
-                {
-                    "name": f"t{number}",
-                    "num_partitions": 1,
-                    "replication_factor": 1,
-                    "configs": [{"name": name, "value": value}],
-                }
+                new_topic(f"t{number}", configs=[{"name": name, "value": value}])[0]
                 for number, value in enumerate(VALUES)
             ]
-            response = client.ask(
-                "create_topics", topics=wanted, timeout=timedelta(seconds=60), validate_only=True
-            )
+            fields = {"topics": wanted, "timeout": timedelta(seconds=60)}
+            response = client.ask("create_topics", validate_only=True, **fields)
             found |= {
                 (name, VALUES[int(topic.name[1:])]): topic.error_code.name
                 for topic in response.topics
@@ -53,10 +47,8 @@ def outcomes(address: str) -> dict[tuple[str, str], str]:
 def defaults(address: str) -> dict[str, str]:
     """The value of each name, of a topic without a configuration."""
     with Raw(address) as client:
-        wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
-        (created,) = client.ask(
-            "create_topics", topics=[wanted], timeout=timedelta(seconds=60)
-        ).topics
+        fields = {"topics": new_topic(), "timeout": timedelta(seconds=60)}
+        (created,) = client.ask("create_topics", **fields).topics
         return {config.name: config.value for config in created.configs or ()}
 
 

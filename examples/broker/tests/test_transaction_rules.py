@@ -3,20 +3,20 @@ same answers."""
 
 import asyncio
 import time
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from brokers import TIMEOUT, running
-from kio.schema.errors import ErrorCode
 from maven import Unavailable
 from raw import (
     Direct,
     Raw,
+    at,
+    errors,
     fetch_fields,
     make_batch,
+    new_topic,
     produce_fields,
     produced,
     running_broker,
@@ -30,15 +30,6 @@ NOT_YET = {
 }
 """Errors after which clients ask again: Kafka completes a transaction, and makes a topic, after its
 response."""
-
-
-def errors(response: Any) -> Iterator[str]:
-    """The names of all errors in a response."""
-    for value in [getattr(response, field.name) for field in fields(response)]:
-        if isinstance(value, ErrorCode):
-            yield value.name
-        for each in value if isinstance(value, tuple) else ():
-            yield from errors(each) if is_dataclass(each) else ()
 
 
 class Patient:
@@ -61,8 +52,7 @@ Client = Patient | Direct
 
 async def create(client: Client, name: str) -> None:
     """A topic with one partition, which is there."""
-    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
-    await client.ask("create_topics", topics=topics, timeout=timedelta(seconds=10))
+    await client.ask("create_topics", topics=new_topic(name), timeout=timedelta(seconds=10))
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         found = await client.ask("metadata", 8, topics=[{"name": name}])
@@ -75,23 +65,13 @@ async def committed(client: Client, group: str) -> tuple[str, int]:
     """The committed offset, when no transaction is going to change it."""
     topics, until = [{"name": "topic", "partition_indexes": [0]}], time.monotonic() + TIMEOUT
     while time.monotonic() < until:
-        response = await client.ask(
-            "offset_fetch", group_id=group, topics=topics, require_stable=True
-        )
+        fields = {"group_id": group, "topics": topics, "require_stable": True}
+        response = await client.ask("offset_fetch", **fields)
         partition = response.topics[0].partitions[0]
         if partition.error_code.name != "unstable_offset_commit":
             break
         await asyncio.sleep(0.05)
     return partition.error_code.name, partition.committed_offset
-
-
-async def commit(producer: TransactionalProducer, group: str, **values: Any) -> str:
-    """The error of offsets that a producer commits."""
-    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-    fields = {"topics": topics, "group_id": group, "generation_id": -1}
-    fields |= producer.identity | values
-    response = await producer.client.ask("txn_offset_commit", **fields)
-    return str(response.topics[0].partitions[0].error_code.name)
 
 
 async def epochs_and_fencing(client: Client) -> None:
@@ -132,8 +112,8 @@ async def what_is_in_no_transaction(client: Client) -> None:
     assert (await stranger.send(), await stranger.end()) == ("invalid_producer_id_mapping",) * 2
     assert await one.send() == "invalid_txn_state"
     assert await one.send(transactional_id=None) == "transactional_id_authorization_failed"
-    errors = ["operation_not_attempted", "unknown_topic_or_partition"]
-    assert await one.add("topic", "none") == errors
+    expected = ["operation_not_attempted", "unknown_topic_or_partition"]
+    assert await one.add("topic", "none") == expected
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     plain = make_batch(b"v", producer=one.id, epoch=one.epoch, sequence=one.sequence)
     response = await client.ask("produce", **produce_fields("topic", plain))
@@ -147,18 +127,16 @@ async def offsets_and_groups(client: Client) -> None:
     one = TransactionalProducer(client)
     await one.init()
     await one.add("topic")
-    assert await commit(one, "group") == "invalid_txn_state"
+    assert await one.commit("group") == "invalid_txn_state"
     await client.ask("add_offsets_to_txn", group_id="group", **one.identity)
-    assert await commit(one, "group", generation_id=3, member_id="nobody") == "illegal_generation"
-    assert await commit(one, "group", member_id="nobody") == "none"
-    assert await commit(one, "group", generation_id=3, member_id="nobody") == "unknown_member_id"
+    assert await one.commit("group", generation_id=3, member_id="nobody") == "illegal_generation"
+    assert await one.commit("group", member_id="nobody") == "none"
+    assert await one.commit("group", generation_id=3, member_id="nobody") == "unknown_member_id"
     assert await one.end() == "none"
     assert await committed(client, "group") == ("none", 1)
     await one.commit_offset(5)
-    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
-    await client.ask(
-        "offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics
-    )
+    fields = {"group_id": "group", "generation_id_or_member_epoch": -1}
+    await client.ask("offset_commit", topics=at("topic", committed_offset=7), **fields)
     assert await one.end() == "none"
     assert await committed(client, "group") == ("none", 7)
     await one.commit_offset(5, "other")
@@ -173,10 +151,9 @@ async def records_that_are_deleted_in_a_transaction(client: Client) -> None:
     await one.init()
     await one.add("deleted")
     assert [await one.send(topic="deleted") for _ in range(3)] == ["none"] * 3
-    partitions = [{"partition_index": 0, "offset": 2}]
-    topics = [{"name": "deleted", "partitions": partitions}]
+    topics = at("deleted", offset=2)
     await client.ask("delete_records", topics=topics, timeout=timedelta(seconds=10))
-    topics = [{"name": "deleted", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    topics = at("deleted", timestamp=-1)
     latest = await client.ask("list_offsets", topics=topics, isolation_level=1, replica_id=-1)
     fields = {**fetch_fields("deleted", 2), "isolation_level": 1, "replica_id": -1}
     fetched = await client.ask("fetch", **fields)
@@ -208,24 +185,24 @@ RULES = (
 )
 
 
+async def keep_rules(client: Client) -> None:
+    for rule in RULES:
+        await rule(client)
+
+
 async def test_our_broker_keeps_the_rules_of_transactions() -> None:
     async with running_broker() as client:
-        for rule in RULES:
-            await rule(client)
+        await keep_rules(client)
 
 
 @pytest.mark.slow
 def test_kafka_keeps_the_same_rules_of_transactions() -> None:
-    async def keep(client: Patient) -> None:
-        for rule in RULES:
-            await rule(client)
-
     try:
         with running("Kafka") as address:
             client = Patient(address)
             with client.raw:
                 for key_type in (0, 1):  # Kafka makes the coordinators' topics at the first look
                     client.raw.ask("find_coordinator", key="any", key_type=key_type)
-                asyncio.run(keep(client))
+                asyncio.run(keep_rules(client))
     except Unavailable as error:
         unavailable(str(error))

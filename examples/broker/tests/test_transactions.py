@@ -11,7 +11,7 @@ import pytest
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.transactions import MAX_EPOCH
-from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
+from raw import Direct, at, errors, fetch_fields, make_batch, produce_fields, running_broker
 from test_groups import Member
 from test_storage import Full
 
@@ -29,14 +29,13 @@ class TransactionalProducer:
         return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
 
     async def init(self, version: int = 4, **values: Any) -> str:
-        fields = {
-            "transactional_id": self.name,
-            "transaction_timeout": timedelta(seconds=self.timeout),
-        } | values
+        fields = {"transactional_id": self.name, **values}
+        fields["transaction_timeout"] = timedelta(seconds=self.timeout)
         response = await self.client.ask("init_producer_id", version, **fields)
-        if response.error_code.name == "none":
+        (error,) = errors(response)
+        if error == "none":
             self.id, self.epoch, self.sequence = response.producer_id, response.producer_epoch, 0
-        return str(response.error_code.name)
+        return error
 
     async def begun(self, topic: str = "topic", records: int = 1) -> "TransactionalProducer":
         """Itself, in a transaction with some records."""
@@ -50,52 +49,37 @@ class TransactionalProducer:
         assert [await self.send(topic=topic) for _ in range(records)] == ["none"] * records
 
     async def add(self, *topics: str, version: int = 3) -> list[str]:
-        fields = {
-            "topics": [{"name": topic, "partitions": [0]} for topic in topics],
-            **self.identity,
-        }
-        response = await self.client.ask(
-            "add_partitions_to_txn",
-            version,
-            **{f"v3_and_below_{name}": value for name, value in fields.items()},
-        )
-        results = response.results_by_topic_v3_and_below
-        return [
-            each.partition_error_code.name
-            for topic in results
-            for each in topic.results_by_partition
-        ]
+        wanted = [{"name": topic, "partitions": [0]} for topic in topics]
+        fields = {"topics": wanted, **self.identity}
+        fields = {f"v3_and_below_{name}": value for name, value in fields.items()}
+        return errors(await self.client.ask("add_partitions_to_txn", version, **fields))
 
     async def send(
         self, topic: str = "topic", transactional_id: str | None = "mine", key: bytes | None = None
     ) -> str:
         numbers = {"producer": self.id, "epoch": self.epoch, "sequence": self.sequence}
-        fields = produce_fields(
-            topic, make_batch(b"v", attributes=TRANSACTIONAL, key=key, **numbers)
-        )
+        batch = make_batch(b"v", attributes=TRANSACTIONAL, key=key, **numbers)
         named = transactional_id and self.name
-        response = await self.client.ask("produce", **fields, transactional_id=named)
-        error = response.responses[0].partition_responses[0].error_code.name
+        fields = produce_fields(topic, batch) | {"transactional_id": named}
+        (error,) = errors(await self.client.ask("produce", **fields))
         self.sequence += error == "none"
-        return str(error)
+        return error
 
     async def end(self, committed: bool = True, version: int = 3) -> str:
-        return str(
-            (
-                await self.client.ask("end_txn", version, committed=committed, **self.identity)
-            ).error_code.name
-        )
+        fields = {"committed": committed, **self.identity}
+        (error,) = errors(await self.client.ask("end_txn", version, **fields))
+        return error
 
-    async def commit_offset(self, offset: int, group: str = "group") -> tuple[str, str]:
-        identity = {"group_id": group, **self.identity}
-        added = await self.client.ask("add_offsets_to_txn", **identity)
-        topics = [
-            {"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": offset}]}
-        ]
-        committed = await self.client.ask(
-            "txn_offset_commit", topics=topics, generation_id=-1, **identity
-        )
-        return added.error_code.name, committed.topics[0].partitions[0].error_code.name
+    async def commit_offset(self, offset: int, group: str = "group") -> list[str]:
+        """The errors of the group and of its offset."""
+        added = await self.client.ask("add_offsets_to_txn", group_id=group, **self.identity)
+        return [*errors(added), await self.commit(group, offset)]
+
+    async def commit(self, group: str = "group", offset: int = 1, **values: Any) -> str:
+        fields = {"group_id": group, "generation_id": -1, **self.identity, **values}
+        topics = at("topic", committed_offset=offset)
+        (error,) = errors(await self.client.ask("txn_offset_commit", topics=topics, **fields))
+        return error
 
 
 async def stable(
@@ -158,11 +142,7 @@ async def test_fetch_lists_aborted_transactions() -> None:
         for _ in range(3):
             await producer.write(records=2)
             await producer.end(committed=False)
-        assert await stable(client) == (
-            9,
-            9,
-            [(producer.id, 0), (producer.id, 3), (producer.id, 6)],
-        )
+        assert await stable(client) == (9, 9, [(producer.id, at) for at in (0, 3, 6)])
         assert await stable(client, max_bytes=1) == (9, 1, [(producer.id, 0)])
         assert await stable(client, offset=1, max_bytes=1) == (9, 1, [(producer.id, 0)])
         assert await stable(client, offset=4, max_bytes=1) == (9, 1, [(producer.id, 3)])
@@ -210,8 +190,7 @@ async def test_transaction_is_undecided_until_markers_are_replicated() -> None:
 async def test_last_stable_offset_is_above_deleted_records(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = await TransactionalProducer(client, timeout=600).begun(records=3)
-        places = [{"partition_index": 0, "offset": 2}]
-        await client.ask("delete_records", topics=[{"name": "topic", "partitions": places}])
+        await client.ask("delete_records", topics=at("topic", offset=2))
         assert await end(client, 1) == 2
         assert await stable(client, offset=2) == (2, 0, [])
     async with running_broker(directory=tmp_path, topics=()) as client:
@@ -245,11 +224,9 @@ async def test_offsets_are_committed_with_the_transaction(committed: bool) -> No
             partition = (await client.ask("offset_fetch", **asked)).topics[0].partitions[0]
             return partition.error_code.name, partition.committed_offset
 
-        assert await producer.commit_offset(5) == ("none", "none")
-        assert (await fetch(False), await fetch(True)) == (
-            ("none", -1),
-            ("unstable_offset_commit", -1),
-        )
+        assert await producer.commit_offset(5) == ["none", "none"]
+        assert await fetch(False) == ("none", -1)
+        assert await fetch(True) == ("unstable_offset_commit", -1)
         await producer.end(committed)
         assert await fetch(True) == ("none", 5 if committed else -1)
 
@@ -262,19 +239,14 @@ async def test_offsets_of_an_earlier_generation_are_refused() -> None:
         await producer.init()
         await client.ask("add_offsets_to_txn", **producer.identity, group_id="group")
 
-        async def commit(generation: int, member_id: str = "", static: str | None = None) -> str:
-            places = [{"partition_index": 0, "committed_offset": 1}]
-            fields = {"group_id": "group", "member_id": member_id, "group_instance_id": static}
-            fields |= {"generation_id": generation, **producer.identity}
-            fields |= {"topics": [{"name": "topic", "partitions": places}]}
-            response = await client.ask("txn_offset_commit", **fields)
-            return str(response.topics[0].partitions[0].error_code.name)
-
-        assert await commit(member.generation, member.id) == "none"
-        assert await commit(-1) == "none"  # as by clients that do not know of members
-        assert await commit(member.generation - 1, member.id) == "illegal_generation"
-        assert await commit(member.generation, "nobody") == "unknown_member_id"
-        assert await commit(-1, static="static") == "fenced_instance_id"
+        for error, values in (
+            ("none", {"generation_id": member.generation, "member_id": member.id}),
+            ("none", {}),  # as by clients that do not know of members
+            ("illegal_generation", {"generation_id": 0, "member_id": member.id}),
+            ("unknown_member_id", {"generation_id": member.generation, "member_id": "nobody"}),
+            ("fenced_instance_id", {"group_instance_id": "static"}),
+        ):
+            assert await producer.commit(**values) == error
 
 
 def prepare(broker: Broker, name: str) -> None:
@@ -305,11 +277,8 @@ async def test_restart_completes_prepared_transactions(tmp_path: Path) -> None:
     assert await stable(client) == (6, 6, aborted)
     for producer in producers:
         producer.client = client
-    assert [await producer.end() for producer in producers] == [
-        "producer_fenced",
-        "none",
-        "invalid_txn_state",
-    ]
+    ended = [await producer.end() for producer in producers]
+    assert ended == ["producer_fenced", "none", "invalid_txn_state"]
     await broker.aclose()
 
 
@@ -319,11 +288,8 @@ async def test_full_disk_delays_the_end_of_transactions(
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
-        partition, metadata_log = (
-            client.broker.topics.partition("topic", 0),
-            client.broker.metadata_log,
-        )
-        for store in (metadata_log._store, partition.log.store):
+        partition = client.broker.topics.partition("topic", 0)
+        for store in (client.broker.metadata_log._store, partition.log.store):
             await producer.write()
             with monkeypatch.context() as patch:
                 patch.setattr(store, "file", Full(store.file))
@@ -401,7 +367,7 @@ async def test_full_disk_refuses_partitions_of_transactions(
         await producer.commit_offset(5)
         with monkeypatch.context() as patch:
             patch.setattr(store, "file", Full(store.file))
-            assert await producer.commit_offset(6) == ("none", "not_coordinator")
+            assert await producer.commit_offset(6) == ["none", "not_coordinator"]
         assert await producer.end() == "none"
         assert await committed(client) == [5]
 
@@ -450,8 +416,6 @@ async def test_markers_survive_compaction() -> None:
             await producer.end(is_committed)
         client.broker.cleaner.clean()
         assert await stable(client) == (6, 3, [(producer.id, 3)])
-        kept = [
-            batch.base_offset
-            for batch, _ in client.broker.topics.partition("topic", 0).log._batches()
-        ]
-        assert kept == [1, 2, 5]  # aborted records do not replace committed ones
+        log = client.broker.topics.partition("topic", 0).log
+        # Aborted records do not replace committed ones.
+        assert [batch.base_offset for batch, _ in log._batches()] == [1, 2, 5]
