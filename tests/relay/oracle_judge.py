@@ -1,5 +1,5 @@
 """Judges the notes of processes: finds waits that were missed, ended early, or returned a version
-that was never written.
+that was never written, and replies that were settled twice, not received, or received too late.
 
 It relies on the promises of relays alone. A process notes `[time, kind, key, ...]`; all times are
 from one clock:
@@ -9,6 +9,11 @@ from one clock:
     [3.1, "bump", "a"]              a write starts
     [3.2, "bumped", "a", 8, 3.1]    it got version 8; without this line it may have been made
     [3.5, "read", "a", 8, 3.3]      a read that started at 3.3
+    [3.0, "deliver", "r", "one", 20.0]    a delivery with this value and time to live starts
+    [3.1, "delivered", "r", "one", 20.0, 3.0, true]    it settled the key, or not
+    [2.0, "receive", "r"]           a wait for the reply starts
+    [3.2, "received", "r", "one", 2.0]    the wait from 2.0 ends
+    [5.0, "asked", "r", null, 4.9]  a look at 4.9 found nothing, or a value
 
 The injector of the faults notes the start and end of each. A fault that may lose writes starts a
 new *era*: numbers are compared within one era only.
@@ -16,10 +21,10 @@ new *era*: numbers are compared within one era only.
 
 import json
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, combinations
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,6 +32,20 @@ from typing import Any
 Line = list[Any]
 Notes = tuple[str, Sequence[Line], float]
 """Name, lines and end time of a process."""
+
+CLOCKS = 0.1
+"""Allowance for the store's clock, in seconds: for a late reading, and for drift."""
+
+ERRORS = (
+    "missed",  # a later version did not end the wait in time
+    "early",  # a wait returned the version it had seen, or a lower one, in the same epoch
+    "invented",  # an answer or a reply that no process had written, or not this one
+    "back",  # a write at or below an earlier one, or a read below it
+    "twice",  # two writes got one version
+    "settled_twice",
+    "unreceived",  # a receive or a look missed an existing reply
+    "overdue",  # a value was received after it had expired
+)
 
 
 @dataclass
@@ -43,60 +62,27 @@ class Fault:
     process: str | None = None
 
 
-@dataclass
-class Verdict:
-    """Counts of events and of errors; `wrong` is the sum of the errors and must be 0."""
+class Verdict(Counter[str]):
+    """Counts the `ERRORS`, and the lines of each kind; `examples` has evidence of errors."""
 
-    bumps: int = 0
-    answers: int = 0
-    reads: int = 0
-    unknown: int = 0
-    """Writes without an answer."""
-    missed: int = 0
-    """Waits that a later version did not end in time."""
-    early: int = 0
-    """Waits that returned the version they had seen, or a lower one, in the same epoch."""
-    invented: int = 0
-    """Answers that no process had written."""
-    back: int = 0
-    """Writes with a version at or below an earlier write's, and reads with a version below it."""
-    twice: int = 0
-    """Versions that two writes got."""
-    deliveries: int = 0
-    replies: int = 0
-    """Values that a receive or a look returned."""
-    settled_twice: int = 0
-    unreceived: int = 0
-    """Receives and looks that missed an existing reply."""
-    overdue: int = 0
-    """Values that were received after they had expired."""
-    examples: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.examples: list[str] = []
 
     @property
     def wrong(self) -> int:
-        of_versions = self.missed + self.early + self.invented + self.back + self.twice
-        return of_versions + self.settled_twice + self.unreceived + self.overdue
+        return sum(self[name] for name in ERRORS)
 
     def add(self, name: str, *evidence: object) -> None:
-        setattr(self, name, getattr(self, name) + 1)
+        self[name] += 1
         if len(self.examples) < 20:
             self.examples.append(f"{name}: {evidence}")
 
 
 def lines_of(file: Path) -> list[Line]:
     """The notes of a process, without an incomplete last line."""
-    *texts, last = file.read_text().split("\n")
-    del last  # incomplete, or empty after a complete line
+    *texts, _ = file.read_text().split("\n")
     return [json.loads(text) for text in texts]
-
-
-@dataclass
-class Bump:
-    key: str
-    version: int
-    begun: float
-    ended: float
-    era: int | None = None
 
 
 class Times:
@@ -105,14 +91,13 @@ class Times:
     def __init__(self, faults: Sequence[Fault], promise: float) -> None:
         self._faults = sorted(faults, key=lambda fault: fault.begun)
         self._lossy = [fault for fault in self._faults if fault.is_lossy]
-        self._new_epochs = [fault for fault in self._faults if fault.is_new_epoch]
         self._promise = promise
 
     def era(self, begun: float, ended: float) -> int | None:
         """The era of an event that lasted from `begun` to `ended`; None if a fault may have lost
         its write."""
         before = sum(fault.ended < begun for fault in self._lossy)
-        return before if before == sum(fault.begun <= ended for fault in self._lossy) else None
+        return before if before == self.era_of_wait(ended) else None
 
     def era_of_wait(self, begun: float) -> int:
         """The era of a wait that starts at `begun`."""
@@ -128,8 +113,8 @@ class Times:
 
     def may_have_new_epoch(self, seen_at: float, ended: float) -> bool:
         return any(
-            fault.begun < ended and fault.ended + self._promise > seen_at
-            for fault in self._new_epochs
+            fault.is_new_epoch and fault.begun < ended and fault.ended + self._promise > seen_at
+            for fault in self._faults
         )
 
     def first_loss(self, begun: float, ended: float) -> float:
@@ -151,26 +136,24 @@ def judge(
         forgets: Whether keys were forgotten, so that an answer may be the number of another key.
     """
     verdict, times = Verdict(), Times(faults, promise)
-    bumps, attempts = bumps_of(notes, times)
-    verdict.bumps, verdict.unknown = len(bumps), sum(map(len, attempts.values())) - len(bumps)
-    judge_numbers(verdict, bumps)
-    judge_reads(verdict, notes, bumps, times)
-    judge_waits(verdict, notes, bumps, attempts, times, forgets)
+    for _, lines, _ in notes:
+        verdict.update(line[1] for line in lines)
+    highest = judge_bumps(verdict, notes, times)
+    judge_waits(verdict, notes, highest, times, forgets)
+    judge_replies(verdict, notes, times)
     return verdict
 
 
-def bumps_of(notes: Sequence[Notes], times: Times) -> tuple[list[Bump], dict[str, list[float]]]:
-    """The writes with an answer, and the start times of all writes to each key."""
-    bumps: list[Bump] = []
-    attempts: dict[str, list[float]] = defaultdict(list)
-    for _, lines, _ in notes:
-        for at, kind, key, *rest in lines:
-            if kind == "bump":
-                attempts[key].append(at)
-            elif kind == "bumped":
-                version, begun = rest
-                bumps.append(Bump(key, version, begun, at, times.era(begun, at)))
-    return sorted(bumps, key=lambda bump: bump.ended), attempts
+# -- versions
+
+
+@dataclass
+class Bump:
+    """A write with an answer."""
+
+    version: int
+    begun: float
+    ended: float
 
 
 class Highest:
@@ -190,54 +173,54 @@ class Highest:
         return self.ends[position] if position < len(self.ends) else inf
 
 
-def by_era_and_key(bumps: Sequence[Bump]) -> dict[tuple[int, str], list[Bump]]:
-    groups: dict[tuple[int, str], list[Bump]] = defaultdict(list)
-    for bump in bumps:
-        if bump.era is not None:
-            groups[bump.era, bump.key].append(bump)
-    return groups
+Highests = defaultdict[tuple[int | None, str], Highest]
+"""By era and key."""
 
 
-def judge_numbers(verdict: Verdict, bumps: Sequence[Bump]) -> None:
-    for (era, _), group in by_era_and_key(bumps).items():
-        highest = Highest(group)
+def judge_bumps(verdict: Verdict, notes: Sequence[Notes], times: Times) -> Highests:
+    """Judges the numbers of writes and reads."""
+    bumps: dict[tuple[int, str], list[Bump]] = defaultdict(list)
+    for _, lines, _ in notes:
+        for at, kind, key, *rest in lines:
+            if kind == "bumped" and (era := times.era(rest[1], at)) is not None:
+                bumps[era, key].append(Bump(*rest, at))
+    highest: Highests = defaultdict(lambda: Highest(()))
+    for place, group in bumps.items():
+        group.sort(key=lambda bump: bump.ended)
+        highest[place] = Highest(group)
         given: set[int] = set()
         for bump in group:
             if bump.version in given:
-                verdict.add("twice", era, bump)
-            elif bump.version <= highest.before(bump.begun):
-                verdict.add("back", era, bump)
+                verdict.add("twice", place, bump)
+            elif bump.version <= highest[place].before(bump.begun):
+                verdict.add("back", place, bump)
             given.add(bump.version)
-
-
-def judge_reads(
-    verdict: Verdict, notes: Sequence[Notes], bumps: Sequence[Bump], times: Times
-) -> None:
-    highest = {place: Highest(group) for place, group in by_era_and_key(bumps).items()}
     for name, lines, _ in notes:
         for at, kind, key, *rest in lines:
-            if kind == "read":
-                version, begun = rest
-                verdict.reads += 1
-                era = times.era(begun, at)
-                if (
-                    era is not None
-                    and (era, key) in highest
-                    and version < highest[era, key].before(begun)
-                ):
-                    verdict.add("back", name, at, kind, key, version)
+            # An event without an era has no bumps beside it.
+            if kind == "read" and rest[0] < highest[times.era(rest[1], at), key].before(rest[1]):
+                verdict.add("back", name, at, kind, key, rest)
+    return highest
 
 
 def judge_waits(
-    verdict: Verdict,
-    notes: Sequence[Notes],
-    bumps: Sequence[Bump],
-    attempts: dict[str, list[float]],
-    times: Times,
-    forgets: bool,
+    verdict: Verdict, notes: Sequence[Notes], highest: Highests, times: Times, forgets: bool
 ) -> None:
-    highest = {place: Highest(group) for place, group in by_era_and_key(bumps).items()}
-    possible = Possible(bumps, attempts, forgets)
+    attempts: dict[str, list[float]] = defaultdict(list)
+    for _, lines, _ in notes:
+        for at, kind, key, *_ in lines:
+            if kind == "bump":
+                attempts["" if forgets else key].append(at)
+    for moments in attempts.values():
+        moments.sort()
+
+    def judge_duration(name: str, key: str, seen: int, begun: float, ended: float) -> None:
+        """Judges a wait that was open from `begun` to `ended`."""
+        exists_at = highest[times.era_of_wait(begun), key].first_above(seen)
+        due = min(max(exists_at, begun), times.first_loss(begun, ended))
+        if due < ended and ended > times.deadline(name, due):
+            verdict.add("missed", name, key, seen, begun, due, ended)
+
     for name, lines, end in notes:
         open_waits: dict[str, Line] = {}
         for line in lines:
@@ -245,65 +228,78 @@ def judge_waits(
             if kind == "wait":
                 open_waits[key] = line
             elif kind == "answer":
-                verdict.answers += 1
                 begun, _, _, seen, seen_at = open_waits.pop(key)
-                version = rest[0]
-                has_new_epoch = times.may_have_new_epoch(seen_at, at)
-                if version <= seen and not has_new_epoch:
-                    verdict.add("early", name, line, seen)
-                if version > possible.highest(key, at) and version > 0 and not has_new_epoch:
-                    verdict.add("invented", name, line, seen)
-                judge_duration(verdict, name, key, seen, begun, at, highest, times)
+                if not times.may_have_new_epoch(seen_at, at):
+                    if rest[0] <= seen:
+                        verdict.add("early", name, line, seen)
+                    # Each write raises a version by one.
+                    if rest[0] > bisect_right(attempts["" if forgets else key], at):
+                        verdict.add("invented", name, line, seen)
+                judge_duration(name, key, seen, begun, at)
         for key, (begun, _, _, seen, _) in open_waits.items():
-            judge_duration(verdict, name, key, seen, begun, end, highest, times)
+            judge_duration(name, key, seen, begun, end)
 
 
-def judge_duration(
-    verdict: Verdict,
-    name: str,
-    key: str,
-    seen: int,
-    begun: float,
-    ended: float,
-    highest: dict[tuple[int, str], Highest],
-    times: Times,
-) -> None:
-    """Judges a wait that was open from `begun` to `ended`."""
-    place = times.era_of_wait(begun), key
-    exists_at = highest[place].first_above(seen) if place in highest else inf
-    due = min(max(exists_at, begun), times.first_loss(begun, ended))
-    if due >= ended:
-        return
-    if ended > times.deadline(name, due):
-        verdict.add("missed", name, key, seen, begun, due, ended)
+# -- replies
 
 
-class Possible:
-    """Upper bound of a key's version: the highest version of the writes started so far, plus one
-    for each write without an answer."""
+@dataclass
+class Reply:
+    """A delivery that returned true: it settled its key."""
 
-    def __init__(
-        self, bumps: Sequence[Bump], attempts: dict[str, list[float]], forgets: bool
-    ) -> None:
-        self._forgets = forgets
-        self._highest: dict[str, Highest] = {}
-        self._unknown: dict[str, list[float]] = {}
-        groups: dict[str, list[Bump]] = defaultdict(list)
-        for bump in bumps:
-            groups["" if forgets else bump.key].append(
-                Bump(bump.key, bump.version, bump.begun, bump.begun)
-            )
-        begun: dict[str, list[float]] = defaultdict(list)
-        for key, moments in attempts.items():
-            begun["" if forgets else key] += moments
-        for group, moments in begun.items():
-            own = sorted(groups[group], key=lambda bump: bump.ended)
-            answered = {bump.begun for bump in own}
-            self._highest[group] = Highest(own)
-            self._unknown[group] = sorted(moment for moment in moments if moment not in answered)
+    value: str
+    ttl: float
+    begun: float
+    ended: float
 
-    def highest(self, key: str, time: float) -> int:
-        group = "" if self._forgets else key
-        if group not in self._highest:
-            return 0
-        return self._highest[group].before(time) + bisect_right(self._unknown[group], time)
+
+def judge_replies(verdict: Verdict, notes: Sequence[Notes], times: Times) -> None:
+    replies: dict[str, list[Reply]] = defaultdict(list)
+    begun: dict[tuple[str, str], float] = {}
+    refused: set[tuple[str, str]] = set()
+    for _, lines, _ in notes:
+        for at, kind, key, *rest in lines:
+            if kind == "deliver":
+                begun[key, rest[0]] = at
+            elif kind == "delivered":
+                value, ttl, since, is_settled = rest
+                if is_settled:
+                    replies[key].append(Reply(value, ttl, since, at))
+                elif times.era(since, at) is not None:  # else it may have been made and lost
+                    refused.add((key, value))
+    for one, other in (pair for group in replies.values() for pair in combinations(group, 2)):
+        lived = min(one.begun + one.ttl, other.begun + other.ttl)
+        first, last = min(one.begun, other.begun), max(one.ended, other.ended)
+        if last < lived - CLOCKS and times.era(first, last) is not None:
+            verdict.add("settled_twice", one, other)
+
+    def judge_answer(name: str, at: float, kind: str, key: str, value: Any, since: float) -> None:
+        if value is not None and (begun.get((key, value), at) >= at or (key, value) in refused):
+            verdict.add("invented", name, at, key, value)
+        for reply in replies[key] if value is not None or kind == "asked" else ():
+            is_there = since > reply.ended and at < reply.begun + reply.ttl - CLOCKS
+            if value == reply.value:
+                if since > reply.ended + reply.ttl + CLOCKS:
+                    verdict.add("overdue", name, since, at, reply)
+            elif is_there and times.era(reply.begun, at) is not None:
+                verdict.add("invented" if value else "unreceived", name, since, at, reply)
+
+    def judge_wait(name: str, key: str, since: float, ended: float) -> None:
+        """Judges a wait that was open from `since` to `ended`."""
+        for reply in replies[key]:
+            deadline = times.deadline(name, max(since, reply.ended))
+            is_alive = deadline < reply.begun + reply.ttl and ended > deadline
+            if is_alive and times.era(reply.begun, deadline) is not None:
+                verdict.add("unreceived", name, since, ended, reply)
+
+    for name, lines, end in notes:
+        waiting: dict[str, float] = {}
+        for at, kind, key, *rest in lines:
+            if kind == "receive":
+                waiting[key] = at
+            elif kind in ("received", "asked"):
+                judge_answer(name, at, kind, key, *rest)
+                if kind == "received":
+                    judge_wait(name, key, waiting.pop(key), at)
+        for key, since in waiting.items():
+            judge_wait(name, key, since, end)

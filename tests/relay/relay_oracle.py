@@ -1,18 +1,14 @@
 """The oracle: several processes wait, write and read on one store, while it kills and pauses the
 processes and the store.
 
-Each process notes its steps in a file, and `examine` notes the faults. `oracle_judge` and
-`oracle_replies` find the errors from these notes alone: answers that were missed, early or
-invented, versions that repeat or fall, and replies that were settled twice, not received, or
-received too late.
+Each process notes its steps in a file, and `examine` notes the faults. `oracle_judge` finds the
+errors from these notes alone.
 """
 
 import asyncio
-import json
 import random
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
@@ -24,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle_judge import Fault, Notes, Times, Verdict, judge, lines_of
-from oracle_replies import judge_replies
-from servers import APPENDING, NatsServer, PostgresServer, RedisServer, served
+from oracle_judge import Fault, Notes, Verdict, judge, lines_of
+from servers import APPENDING, PostgresServer, RedisServer, served
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 RESYNC = 1.5
@@ -105,10 +100,8 @@ class Run:
             for file in self.folder.glob(f"{name}.*.log")
             if file not in self._read
         ]
-        notes, promise = [*self.notes, *living], self.options.promise
-        verdict = judge(notes, self.faults, promise, forgets=self.options.forget_after > 0.0)
-        judge_replies(verdict, notes, Times(self.faults, promise))
-        return verdict
+        forgets = self.options.forget_after > 0.0
+        return judge([*self.notes, *living], self.faults, self.options.promise, forgets)
 
 
 # -- faults of a store
@@ -215,78 +208,7 @@ def back_up(run: Run) -> Callable[[], None]:
                 run.store.run(f"BEGIN; LOCK TABLE {name}; {copy}; COMMIT; DROP TABLE kept_{name}")
 
         return restore_tables
-    if isinstance(run.store, NatsServer):
-        backups = asyncio.run(snapshots(run.url))
-        return lambda: asyncio.run(restored(run.url, backups))
-    database = run.store.database("purgatory")
-    kept_database = sqlite3.connect(":memory:", check_same_thread=False)
-    database.backup(kept_database)
-    database.close()
-
-    def restore_file() -> None:
-        live = run.store.database("purgatory")
-        kept_database.backup(live)
-        live.close()
-        kept_database.close()
-
-    return restore_file
-
-
-@dataclass
-class StreamBackup:
-    """A JetStream snapshot of a stream."""
-
-    stream: str
-    about: bytes
-    """Configuration and state of the stream, as JSON."""
-    chunks: list[bytes]
-
-
-async def snapshots(url: str) -> list[StreamBackup]:
-    """Snapshots of the existing streams."""
-    import nats
-
-    client, backups = await nats.connect(url), []
-    try:
-        for stream in ("purgatory_versions", "purgatory_settled"):
-            inbox, chunks = client.new_inbox(), list[bytes]()
-            received = await client.subscribe(inbox)
-            wanted = json.dumps({"deliver_subject": inbox}).encode()
-            reply = await client.request(f"$JS.API.STREAM.SNAPSHOT.{stream}", wanted, timeout=60)
-            about = json.loads(reply.data)
-            if "error" in about:  # the stream does not exist yet
-                continue
-            while chunk := await received.next_msg(timeout=60):
-                if not chunk.data:
-                    break
-                chunks.append(chunk.data)
-                if chunk.reply:
-                    await client.publish(chunk.reply)
-            kept = json.dumps({"config": about["config"], "state": about["state"]}).encode()
-            backups.append(StreamBackup(stream, kept, chunks))
-    finally:
-        await client.close()
-    return backups
-
-
-async def restored(url: str, backups: list[StreamBackup]) -> None:
-    """Replaces streams with their snapshots."""
-    import nats
-
-    client = await nats.connect(url)
-    try:
-        for backup in backups:
-            answer = {"error": ""}
-            while "error" in answer:  # a worker has created a new stream meanwhile
-                await client.request(f"$JS.API.STREAM.DELETE.{backup.stream}", timeout=60)
-                subject = f"$JS.API.STREAM.RESTORE.{backup.stream}"
-                answer = json.loads((await client.request(subject, backup.about, timeout=60)).data)
-                for chunk in (*backup.chunks, b"") if "error" not in answer else ():
-                    reply = await client.request(answer["deliver_subject"], chunk, timeout=60)
-                    if not chunk:
-                        answer = json.loads(reply.data)
-    finally:
-        await client.close()
+    return run.store.back_up("purgatory")
 
 
 async def unheard(run: Run) -> None:
@@ -305,7 +227,8 @@ FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
 
 
 ROLLBACKS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
-    kind: [rolled_back, rows_deleted] for kind in ("file", "redis", "postgresql", "nats")
+    **{kind: [rolled_back, rows_deleted] for kind in ("file", "redis", "postgresql")},
+    "nats": [rows_deleted],  # its streams are in memory
 }
 
 
@@ -349,7 +272,7 @@ async def examine(kind: str, options: Options) -> tuple[Verdict, list[Fault]]:
             (notes / "quiet").touch()
             end = time.monotonic() + 2.0 * options.promise
             await asyncio.sleep(1.0)
-            while time.monotonic() < end and run.verdict(inf).missed:
+            while time.monotonic() < end and run.verdict(inf)["missed"]:
                 await asyncio.sleep(1.0)
             for name in list(run.living):
                 await run.kill(name)

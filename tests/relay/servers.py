@@ -68,6 +68,18 @@ class FileStore:
         [path] = self.folder.glob(f"{prefix}.*.sqlite")
         return sqlite3.connect(path, timeout=TIMEOUT)
 
+    def back_up(self, prefix: str) -> Callable[[], None]:
+        """Backs up the database; returns a function that restores it."""
+        backup = sqlite3.connect(":memory:", check_same_thread=False)
+        with closing(self.database(prefix)) as database:
+            database.backup(backup)
+
+        def restore() -> None:
+            with closing(self.database(prefix)) as database, closing(backup):
+                backup.backup(database)
+
+        return restore
+
     def delete_rows(self, prefix: str, *keys: str) -> None:
         with closing(self.database(prefix)) as database, database:
             names = [(key,) for key in keys]

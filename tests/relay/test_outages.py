@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -262,14 +261,9 @@ def rows_deleted(store: Any) -> Iterator[None]:
 
 def file_restored(store: FileStore) -> Iterator[None]:
     """Positions fall as well, so each message looks like a late one."""
-    backup, live = sqlite3.connect(":memory:", check_same_thread=False), store.database("purgatory")
-    live.backup(backup)
-    live.close()
+    restore = store.back_up("purgatory")
     yield
-    live = store.database("purgatory")
-    backup.backup(live)
-    live.close()
-    backup.close()
+    restore()
 
 
 def flushed(redis: RedisServer) -> Iterator[None]:
