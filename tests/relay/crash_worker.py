@@ -2,8 +2,8 @@
 
     python crash_worker.py WAY PLACE URL DATABASE
 
-WAY is a block of the relay's page, or `plain`: a commit, then a bump. PLACE is `before` or `after`
-the call of the relay, or `committed`.
+WAY is a block of the relay's page. PLACE is `before` or `after` the call of the relay, or
+`committed`.
 """
 
 import asyncio
@@ -28,53 +28,29 @@ class Stopping:
         self.relay, self.place = relay, place
 
     async def bump(self, key: str, **options: Any) -> int:
-        return await self._around(self.relay.bump, key, **options)
-
-    async def deliver(self, key: str, value: bytes, **options: Any) -> bool:
-        return await self._around(self.relay.deliver, key, value, **options)
-
-    async def _around(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self.place == "before":
             await stop()
-        result = await call(*arguments, **options)
+        version = await self.relay.bump(key, **options)
         if self.place == "after":
             await stop()
-        return result
-
-
-async def plain(database: sqlite3.Connection, relay: Any) -> None:
-    with database:
-        database.execute("UPDATE orders SET state = 'paid' WHERE id = 7")
-    await relay.bump("orders/7")
-
-
-async def reply(connection: Any, relay: Any) -> None:
-    async with connection.transaction():
-        await connection.execute("UPDATE orders SET state = 'paid' WHERE id = 7")
-        await relay.deliver("payments/7", b"paid", ttl=600, connection=connection)
+        return version
 
 
 async def main(way: str, place: str, url: str, database: str) -> None:
     async with Relay(url, timeout=60) as opened:
         relay: Any = Stopping(opened, place)
-        if way in ("in_one_transaction", "reply"):
+        block = importlib.import_module(way)
+        if way == "in_one_transaction":
             import asyncpg
 
-            connection: Any = await asyncpg.connect(database)
-            if way == "reply":
-                await reply(connection, relay)
-            else:
-                await importlib.import_module(way).pay(connection, relay, 7)
-        elif way == "outbox":
-            block = importlib.import_module(way)
+            await block.pay(await asyncpg.connect(database), relay, 7)
+        elif way == "own_versions":
+            await block.pay(sqlite3.connect(database), relay, 7)
+        else:
             orders = sqlite3.connect(database)
             block.pay(orders, 7)
             if place != "committed":
                 await block.announce(orders, relay)
-        elif way == "own_versions":
-            await importlib.import_module(way).pay(sqlite3.connect(database), relay, 7)
-        else:
-            await plain(sqlite3.connect(database), relay)
         await stop()
 
 

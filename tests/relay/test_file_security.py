@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from relay_waits import knows, refused
@@ -20,8 +19,7 @@ from servers import TIMEOUT
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from requirements import unavailable
 
-from purgatory import RelayUnavailable
-from purgatory.relay import Relay, _file
+from purgatory.relay import Relay
 from purgatory.relay._file import boot_id
 
 NOBODY = 65534
@@ -173,36 +171,6 @@ async def test_folder_without_rights_is_refused_at_once(sticky: Path) -> None:
     (sticky / "root").mkdir(mode=0o755)
     with another_user():
         await refused(f"file://{sticky}/root/app", "Permission denied")
-
-
-async def test_symlinked_socket_keeps_mode_of_its_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    precious, folder, modes = tmp_path / "precious", tmp_path / "app", set[int]()
-    precious.touch(mode=0o600)
-
-    class Socket(socket.socket):
-        def bind(self, path: Any) -> None:
-            super().bind(path)
-            modes.add(Path(path).stat().st_mode & 0o7777)
-            Path(path).unlink()
-            Path(path).symlink_to(precious)
-
-    def datagram_socket() -> Socket:
-        plain = made()
-        return Socket(plain.family, plain.type, fileno=plain.detach())
-
-    made = _file.datagram_socket
-    monkeypatch.setattr(_file, "datagram_socket", datagram_socket)
-    before = os.umask(0)
-    try:
-        with pytest.raises(RelayUnavailable):  # its probe does not come back
-            async with Relay(f"file://{folder}", timeout=0.5) as relay:
-                raise RelayUnavailable(str(relay))
-    finally:
-        os.umask(before)
-    assert precious.stat().st_mode & 0o7777 == 0o600
-    assert modes == {0o660}
 
 
 async def test_files_are_private_below_a_long_path(tmp_path: Path) -> None:

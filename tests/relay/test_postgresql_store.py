@@ -10,12 +10,11 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from helpers import Listener
 from loops import Runner
 from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
-from purgatory import OperationTimeout, Purgatory, RelayUnavailable
+from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Change, Relay
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 
@@ -24,10 +23,8 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[Relay]:
-    async with Relay(
-        url,
-        **{"prefix": f"test{uuid4().hex[:8]}", "resync": TIMEOUT, "timeout": TIMEOUT, **options},
-    ) as relay:
+    options = {"prefix": f"test{uuid4().hex[:8]}", "resync": TIMEOUT, "timeout": TIMEOUT} | options
+    async with Relay(url, **options) as relay:
         yield relay
 
 
@@ -48,6 +45,14 @@ async def opened_store(url: str) -> AsyncIterator[PostgresStore]:
         yield store
     finally:
         await store.close()
+
+
+async def write_keys(store: PostgresStore, count: int) -> list[str]:
+    """Writes `count` keys, a hundred at a time."""
+    keys = [f"key{number}" for number in range(count)]
+    for first in range(0, count, 100):
+        await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
+    return keys
 
 
 async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
@@ -113,9 +118,7 @@ async def test_changes_are_paged_once_despite_older_open_transaction(
         since = (await store.read((), None)).position
         async with connection.transaction():
             await store.write([Change("slow", 0, 1)], connection)
-            keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ)]
-            for first in range(0, len(keys), 100):
-                await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
+            keys = await write_keys(store, 2 * MAX_ROWS_PER_READ)
             changed, since = await read_all(store, since)
             assert sorted(changed) == sorted(keys)
             assert await read_all(store, since) == ([], since)
@@ -130,16 +133,11 @@ async def test_changes_are_paged_once_despite_older_open_transaction(
 async def test_commits_between_portions_are_read_next(postgres: PostgresServer) -> None:
     async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
         since = (await store.read((), None)).position
-        transaction = connection.transaction()
-        await transaction.start()
-        await store.write([Change("slow", 0, 1)], connection)
-        for first in range(0, MAX_ROWS_PER_READ + 100, 100):
-            await store.write(
-                [Change(f"key{number}", 0, 1) for number in range(first, first + 100)]
-            )
-        portion = await store.read((), since)
-        assert portion.has_more
-        await transaction.commit()
+        async with connection.transaction():
+            await store.write([Change("slow", 0, 1)], connection)
+            await write_keys(store, MAX_ROWS_PER_READ + 100)
+            portion = await store.read((), since)
+            assert portion.has_more
         await store.write([Change("key0", 0, 1)])
         rest, since = await read_all(store, portion.position)
         changed, since = await read_all(store, since)
@@ -148,24 +146,15 @@ async def test_commits_between_portions_are_read_next(postgres: PostgresServer) 
 
 
 async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> None:
-    prefix = f"test{uuid4().hex[:8]}"
-    async with (
-        opened(postgres.url, prefix=prefix) as here,
-        connected(postgres.url) as connection,
-    ):
+    async with opened(postgres.url) as here, connected(postgres.url) as connection:
         assert await here.bump("a") == 1
         epoch = here.epoch
         waiting = asyncio.create_task(here.wait("a", 1))
         await knows(here, "a")
         channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
-        for payload in (
-            f'["{epoch}",-1,1,{{"a":99}}]',
-            f'["{epoch}",0,{10**15},{{"a":99}}]',
-            '["other",-1,-1,{"a":99}]',
-            '["a"]',
-            "[]",
-            "nonsense",
-        ):
+        forged = [f'["{epoch}",-1,1,{{"a":99}}]', f'["{epoch}",0,{10**15},{{"a":99}}]']
+        forged += ['["other",-1,-1,{"a":99}]', '["a"]', "[]", "nonsense"]
+        for payload in forged:
             await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
         follower = here._follower
         await until(lambda: follower.received >= 4 and not follower.needs_read)
@@ -178,26 +167,6 @@ async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> 
         )
         await connection.execute("SELECT pg_notify($1, $2)", channel, '["a"]')
         assert await waiting == 2
-
-
-async def test_hint_for_attached_purgatory_costs_one_read(postgres: PostgresServer) -> None:
-    prefix = f"test{uuid4().hex[:8]}"
-    async with (
-        opened(postgres.url, prefix=prefix) as here,
-        opened(postgres.url, prefix=prefix) as there,
-    ):
-        listener = Listener()
-        purgatory: Purgatory[Any] = Purgatory(observer=listener)
-        here.attach(purgatory)
-        waits = (purgatory.wait_for(lambda: False, [f"key{number}"]) for number in range(50))
-        receiving = [asyncio.create_task(wait) for wait in waits]
-        await until(lambda: purgatory.watched == 50)
-        for number in range(50):
-            await there.bump(f"key{number}")
-        await until(lambda: len({key for key, *_ in listener.checks}) == 50)
-        assert here._follower._probes <= 1  # the subscription's probe
-        for task in receiving:
-            task.cancel()
 
 
 async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> None:
@@ -269,22 +238,15 @@ def test_settings_of_role_or_database_change_nothing(
         postgres.run("DROP ROLE hostile")
 
 
-@pytest.mark.parametrize(
-    ("setting", "match"),
-    [
-        ("TRANSACTION ISOLATION LEVEL REPEATABLE READ", "READ COMMITTED .*got REPEATABLE READ"),
-        ("TRANSACTION ISOLATION LEVEL SERIALIZABLE", "READ COMMITTED .*got SERIALIZABLE"),
-    ],
-)
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 async def test_unsafe_transaction_of_the_caller_is_refused(
-    postgres: PostgresServer, setting: str, match: str
+    postgres: PostgresServer, level: str
 ) -> None:
     async with opened(postgres.url) as here, connected(postgres.url) as connection:
         async with connection.transaction():
-            await connection.execute(f"SET LOCAL {setting.removeprefix('SET ')}")
-            for call in (here.bump, here.advance):
-                words = ("a", 7) if call == here.advance else ("a",)
-                with pytest.raises(ValueError, match=match):
+            await connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            for call, *words in ((here.bump, "a"), (here.advance, "a", 7)):
+                with pytest.raises(ValueError, match=f"READ COMMITTED .*got {level}"):
                     await call(*words, connection=connection)
             assert await connection.fetchval("SELECT 1") == 1  # the transaction is intact
         assert await here.version("a") == 0

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from redis.asyncio import Redis
 from relay_waits import knows, recorded, refused, until
 from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, place, served
 
-from purgatory import RelayUnavailable
 from purgatory.relay import (
     ChangeMessage,
     Relay,
@@ -34,7 +33,6 @@ from purgatory.relay._messages import (
     Hint,
     Settled,
 )
-from purgatory.relay._store import Refused
 
 PAGE = Path(__file__).parents[2] / "purgatory/relay/README.md"
 
@@ -260,54 +258,6 @@ async def test_redis_user_without_rights_is_told_when_opening(
     assert redis.ask(*words, *rights.split()) == b"+OK\r\n"
     url = redis.url.replace("redis://", "redis://app:secret@")
     await refused(url, match)
-
-
-WITHOUT = {
-    "-publish": ("bump", "deliver", "renew"),
-    "-hset": ("bump", "renew"),
-    "-zadd": ("bump",),
-    "-set": ("deliver",),
-    "-getrange": ("deliver again",),
-}
-"""The calls that need a right."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("right", WITHOUT)
-async def test_refused_call_on_redis_changes_nothing(
-    redis: RedisServer, prefix: str, right: str
-) -> None:
-    every = ("ACL", "SETUSER", "app", "reset", "on", "nopass", "allkeys", "allchannels", "+@all")
-    redis.ask(*every)
-    url = redis.url.replace("redis://", "redis://app:x@")
-    async with (
-        Relay(redis.url, prefix=prefix) as other,
-        Relay(url, prefix=prefix, timeout=10 * TIMEOUT) as relay,
-    ):
-        assert await relay.bump("a") == 1
-        assert await other.deliver("taken", b"", ttl=TIMEOUT)
-        calls: dict[str, Callable[[], Any]] = {
-            "bump": lambda: relay.bump("a"),
-            "deliver": lambda: relay.deliver("a", b"value", ttl=TIMEOUT),
-            "deliver again": lambda: relay.deliver("taken", b"value", ttl=TIMEOUT),
-            "renew": lambda: relay._store.renew(other.epoch),
-        }
-        received, epoch = other.statistics().received, other.epoch
-        waits = [asyncio.create_task(call) for call in (other.wait("a", 1), other.receive("a"))]
-        await knows(other, "a")
-        redis.ask("ACL", "SETUSER", "app", right)
-        for name in WITHOUT[right]:  # without another attempt, which would last too long
-            with pytest.raises((RelayUnavailable, Refused)) as caught:
-                await calls[name]()
-            assert "perhaps" not in str(caught.value)
-        assert await other.version("a") == 1
-        assert not any(wait.done() for wait in waits)
-        assert other.statistics().received <= received + 1
-        assert (await other._store.read((), None)).epoch == epoch
-        redis.ask(*every)
-        assert await relay.bump("a") == 2
-        assert await relay.deliver("a", b"value", ttl=TIMEOUT)
-        assert await asyncio.gather(*waits) == [2, b"value"]
 
 
 @pytest.mark.slow
