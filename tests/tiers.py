@@ -22,7 +22,7 @@ NIGHTLY: Final = {
     "tests/examples/test_long_poll_demo.py": "",
     "tests/pipeline/on_spark/": "report_leaves_the_session|any_dataframes|killed_stream_decides",
     "tests/pipeline/test_page_browser.py": "",
-    "tests/relay/": "test_stores|test_crash|processes_get_distinct|waits_survive_killed_server",
+    "tests/relay/": "test_stores|test_crash|waits_survive_killed_server",
     "tests/test_build.py": "",
     "tests/test_mutants.py": "",
     "tests/test_soak.py": "",

@@ -1,7 +1,8 @@
 """Conditions that tests of relays wait for."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +27,21 @@ async def knows(relay: Relay, *keys: str) -> None:
         return key in followed and follower._version(followed[key]) is not None
 
     await until(lambda: all(map(is_known, keys)))
+
+
+async def started(relay: Relay, key: str, seen: int) -> asyncio.Task[int]:
+    """A task that waits, for which the relay has read the version of the key."""
+    task = asyncio.create_task(relay.wait(key, seen))
+    await knows(relay, key)
+    return task
+
+
+@asynccontextmanager
+async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
+    """Two relays on one store, without a resync that would find the tested change."""
+    options = {"resync": TIMEOUT, "timeout": TIMEOUT} | options
+    async with Relay(url, **options) as here, Relay(url, **options) as there:
+        yield here, there
 
 
 async def set_timeout(relay: Relay, seconds: float) -> None:

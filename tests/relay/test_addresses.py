@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ports import free_port
 from relay_proxy import Proxy
+from relay_waits import pair
 from requirements import need, unavailable
 from servers import TIMEOUT, NatsServer, served
 
@@ -37,8 +38,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[An
 
 async def check(url: str) -> None:
     """Writes through one relay, and waits in another."""
-    options: Any = {"prefix": "addresses", "timeout": TIMEOUT}
-    async with Relay(url, **options) as here, Relay(url, **options) as there:
+    async with pair(url, prefix="addresses") as (here, there):
         version = await here.bump("a")
         assert await there.wait("a", version - 1) >= version
 

@@ -2,8 +2,6 @@
 process. Failures of servers are in `test_outages`."""
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -206,41 +204,3 @@ async def test_store_without_deliveries_says_so() -> None:
             await relay.deliver("a", b"", ttl=1)
         with pytest.raises(TypeError, match=r"receive 'a': .* takes no deliveries"):
             await relay.receive("a")
-
-
-# Several processes
-
-
-WRITER = """
-import json, sys
-from purgatory.relay import blocking
-
-url, prefix, name = sys.argv[1:]
-with blocking.Relay(url, prefix=prefix, timeout=60) as relay:
-    numbers = [relay.bump("common") for _ in range(50)]
-    values = [f"{name} {number}".encode() for number in range(50)]
-    won = [n for n in range(50) if relay.deliver(f"key{n}", values[n], ttl=600)]
-print(json.dumps([numbers, won]))
-"""
-
-
-async def test_processes_get_distinct_numbers_and_keys(
-    url: str, prefix: str, relay: Callable[..., Relay]
-) -> None:
-    names = ("one", "two", "three")
-    async with relay() as here:
-        tasks = [asyncio.create_task(here.receive(f"key{n}")) for n in range(50)]
-        waiting = asyncio.create_task(here.wait("common", 0))
-        await receives(here, 50)
-        start, command = asyncio.create_subprocess_exec, (sys.executable, "-c", WRITER, url, prefix)
-        processes = [await start(*command, name, stdout=asyncio.subprocess.PIPE) for name in names]
-        printed = await asyncio.gather(*(process.communicate() for process in processes))
-        outputs = [json.loads(output) for output, _ in printed]
-        winners = {
-            number: name for name, (_, won) in zip(names, outputs, strict=True) for number in won
-        }
-        assert sorted(number for _, won in outputs for number in won) == [*range(50)]
-        received = await asyncio.gather(*tasks)
-        assert received == [f"{winners[number]} {number}".encode() for number in range(50)]
-        assert sorted(number for given, _ in outputs for number in given) == [*range(1, 151)]
-        assert 1 <= await waiting <= 150

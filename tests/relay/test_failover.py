@@ -10,10 +10,8 @@ import pytest
 import relay_waits as waits
 from loops import Runner
 from ports import free_port
-from relay_waits import bumped, knows, set_timeout
+from relay_waits import bumped, pair, set_timeout, started
 from servers import TIMEOUT, RedisServer, Server, served, until
-
-from purgatory.relay import Relay
 
 pytestmark = pytest.mark.slow
 
@@ -73,22 +71,14 @@ def knows_others(watcher: Server) -> bool:
     return b"num-other-sentinels\r\n$1\r\n2\r\n" in found and b"num-slaves\r\n$1\r\n1\r\n" in found
 
 
-async def follows(
-    url: str,
-    take_over: Callable[[], object],
-    is_silent: bool = False,
-) -> None:
+async def follows(url: str, take_over: Callable[[], object], is_silent: bool = False) -> None:
     """Checks that open relays follow their keys to another server. A silent server is noticed by a
     probe only, so that takes the relays' own times."""
     resync = 1.0 if is_silent else 10 * TIMEOUT
-    async with (
-        Relay(url, resync=resync, timeout=TIMEOUT) as here,
-        Relay(url, resync=resync, timeout=TIMEOUT) as there,
-    ):
+    async with pair(url, resync=resync) as (here, there):
         assert await there.bump("a") == 1
         assert await there.deliver("a", b"value", ttl=10 * TIMEOUT)
-        waiting = asyncio.create_task(here.wait("b", 0))
-        await knows(here, "b")
+        waiting = await started(here, "b", 0)
         epoch = here.epoch
         if is_silent:
             await set_timeout(here, 2.0)

@@ -1,6 +1,5 @@
 """A folder to which other users have access: names, owners, modes and links are not trusted."""
 
-import asyncio
 import os
 import re
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from relay_waits import knows, refused
+from relay_waits import refused, started
 from servers import TIMEOUT
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -179,8 +178,7 @@ async def test_files_are_private_below_a_long_path(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         async with Relay(f"file://{folder}") as here, Relay(f"file://{folder}") as there:
-            waiting = asyncio.create_task(here.wait("a", 0))
-            await knows(here, "a")
+            waiting = await started(here, "a", 0)
             assert await there.bump("a") == await waiting == 1
             assert [path for path in folder.iterdir() if path.stat().st_mode & 0o007] == []
             assert folder.stat().st_mode & 0o077 == 0

@@ -10,14 +10,12 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from fcntl import LOCK_SH, flock
 from pathlib import Path
 from typing import Any
 
 import pytest
-from relay_waits import knows, set_timeout, until
+from relay_waits import knows, pair, set_timeout, started, until
 from requirements import need, unavailable
 from servers import TIMEOUT, on_both_loops
 
@@ -26,28 +24,16 @@ from purgatory.relay import Relay, _client
 from purgatory.relay._file import boot_id
 
 
-@asynccontextmanager
-async def pair(folder: Path, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
-    """Two relays on one folder."""
-    options = {"resync": TIMEOUT, "timeout": TIMEOUT, **options}
-    async with (
-        Relay(f"file://{folder}", **options) as here,
-        Relay(f"file://{folder}", **options) as there,
-    ):
-        yield here, there
-
-
 async def test_deleted_sockets_and_database_are_replaced_in_use(tmp_path: Path) -> None:
     """As programs that tidy up /tmp do."""
 
     def sockets() -> list[Path]:
         return list(tmp_path.glob("app/*.sock"))
 
-    async with pair(tmp_path / "app", resync=0.2) as (here, there):
+    async with pair(f"file://{tmp_path}/app", resync=0.2) as (here, there):
         assert await there.bump("a") == 1
         epoch = there.epoch
-        waiting = asyncio.create_task(here.wait("a", 1))
-        await knows(here, "a")
+        waiting = await started(here, "a", 1)
         for path in sockets():
             path.unlink()
         assert await there.bump("a") == 2
@@ -62,7 +48,7 @@ async def test_deleted_sockets_and_database_are_replaced_in_use(tmp_path: Path) 
 
 
 async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
-    async with pair(tmp_path / "app") as (here, there):
+    async with pair(f"file://{tmp_path}/app") as (here, there):
         await set_timeout(here, 0.5)
         other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
         other.execute("BEGIN IMMEDIATE")
@@ -83,7 +69,7 @@ async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
 @on_both_loops
 async def test_delayed_listener_finally_receives_everything(tmp_path: Path) -> None:
     """Its socket is full after ten messages, on most machines."""
-    async with pair(tmp_path / "app") as (here, there):
+    async with pair(f"file://{tmp_path}/app") as (here, there):
         waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
         await knows(there, *(f"key{number}" for number in range(300)))
         writer = here._store
@@ -147,11 +133,10 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None
 
 
 async def test_deleted_log_starts_new_epoch_for_all_processes(tmp_path: Path) -> None:
-    async with pair(tmp_path / "app") as (here, there):
+    async with pair(f"file://{tmp_path}/app") as (here, there):
         assert await there.advance("a", 40) == 40
         epoch = here.epoch
-        waiting = asyncio.create_task(here.wait("a", 40))
-        await knows(here, "a")
+        waiting = await started(here, "a", 40)
         (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
         async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
             assert await new.bump("b") == 1
@@ -166,7 +151,7 @@ async def test_deleted_log_starts_new_epoch_for_all_processes(tmp_path: Path) ->
 
 
 async def test_large_batches_yield_to_the_loop(tmp_path: Path) -> None:
-    async with pair(tmp_path / "app") as (here, _):
+    async with pair(f"file://{tmp_path}/app") as (here, _):
         loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
         transact = here._store._transact  # type: ignore[attr-defined]
 
@@ -197,7 +182,7 @@ async def test_large_batches_yield_to_the_loop(tmp_path: Path) -> None:
 
 
 async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> None:
-    async with pair(tmp_path / "app") as (here, there):
+    async with pair(f"file://{tmp_path}/app") as (here, there):
         await set_timeout(here, 0.5)
         database = here._store._database  # type: ignore[attr-defined]
         [pages] = database.execute("PRAGMA page_count").fetchone()
@@ -241,8 +226,7 @@ async def test_containers_with_own_boot_ids_share_database(tmp_path: Path) -> No
     mount = f"mount --bind {tmp_path}/boot_id /proc/sys/kernel/random/boot_id"
     url = f"file://{tmp_path}/app"
     async with Relay(url, resync=TIMEOUT, timeout=TIMEOUT) as here:
-        waiting = asyncio.create_task(here.wait("a", 0))
-        await knows(here, "a")
+        waiting = await started(here, "a", 0)
         script = f'{mount} && exec "$0" "$@"'
         command = [*isolate, "sh", "-c", script, sys.executable, "-c", BUMP, url]
         pipe = asyncio.subprocess.PIPE

@@ -7,14 +7,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from relay_proxy import Proxy
-from relay_waits import bumped, knows, set_timeout, until
+from relay_waits import bumped, knows, pair, set_timeout, started, until
 from servers import APPENDING, TIMEOUT, FileStore, NatsServer, PostgresServer, RedisServer, served
 
 from purgatory import OperationTimeout, RelayUnavailable
@@ -33,14 +32,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
     with served("redis", tmp_path) as server:
         yield server
-
-
-@asynccontextmanager
-async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
-    """Two relays on one store, without a resync that would find the tested change."""
-    options = {"resync": TIMEOUT, "timeout": TIMEOUT, **options}
-    async with Relay(url, **options) as here, Relay(url, **options) as there:
-        yield here, there
 
 
 # Killed, paused and cut off
@@ -146,8 +137,7 @@ async def test_messages_published_during_disconnect_are_found_and_counted(
     with served(kind, tmp_path) as server:
         async with pair(server.url) as (here, there):
             for number in range(1, 11):
-                waiting = asyncio.create_task(here.wait("a", number - 1))
-                await knows(here, "a")
+                waiting = await started(here, "a", number - 1)
                 await until(lambda: here.statistics().is_connected)
                 if kind == "redis":
                     server.ask("CLIENT", "KILL", "TYPE", "pubsub")
@@ -227,8 +217,7 @@ async def test_demoted_server_is_left_for_the_new_primary(
     with served("redis", tmp_path / "other") as other:
         async with proxy.serving() as url, pair(url) as (here, there):
             assert await there.bump("a") == 1
-            waiting = asyncio.create_task(here.wait("b", 0))
-            await knows(here, "b")
+            waiting = await started(here, "b", 0)
             other.ask("REPLICAOF", "127.0.0.1", str(redis.port))
             await until(lambda: b"master_link_status:up" in other.ask("INFO"))
             connections = list(proxy.open)
@@ -377,8 +366,7 @@ async def test_loss_ends_waits_in_a_new_epoch(
             first, second = await asyncio.gather(*waits)
             assert (kept <= first <= kept + 1, second) == (True, 0)
             await until(lambda: here.epoch == there.epoch != epoch)
-            later = asyncio.create_task(here.wait("b", 0))
-            await knows(here, "b")
+            later = await started(here, "b", 0)
             assert not later.done()
             assert await there.bump("b") == await later == 1
             assert await here.bump("a") > first

@@ -11,7 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from loops import Runner
-from relay_waits import knows, set_timeout, until
+from relay_waits import set_timeout, started, until
 from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
 from purgatory import OperationTimeout, RelayUnavailable
@@ -149,8 +149,7 @@ async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> 
     async with opened(postgres.url) as here, connected(postgres.url) as connection:
         assert await here.bump("a") == 1
         epoch = here.epoch
-        waiting = asyncio.create_task(here.wait("a", 1))
-        await knows(here, "a")
+        waiting = await started(here, "a", 1)
         channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
         forged = [f'["{epoch}",-1,1,{{"a":99}}]', f'["{epoch}",0,{10**15},{{"a":99}}]']
         forged += ['["other",-1,-1,{"a":99}]', '["a"]', "[]", "nonsense"]
@@ -217,8 +216,7 @@ def test_settings_of_role_or_database_change_nothing(
             quoted = value if name == "search_path" else f"'{value}'"
             postgres.run(f"ALTER {kind} SET {name} = {quoted}")
         async with opened(url) as here, opened(url, prefix=here._store._prefix) as there:  # type: ignore[attr-defined]
-            waiting = asyncio.create_task(there.wait("a", 0))
-            await knows(there, "a")
+            waiting = await started(there, "a", 0)
             assert await here.bump("a") == 1
             assert await waiting == 1
             await here.forget("a")

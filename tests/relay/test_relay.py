@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Report, Runner
 from ports import free_port
-from relay_waits import knows, recorded, set_timeout, until
+from relay_waits import knows, recorded, set_timeout, started, until
 from servers import TIMEOUT, on_both_loops
 from stub_store import StubStore
 
@@ -431,8 +431,7 @@ async def test_wait_on_forgotten_key_ends_at_next_write(relay: Callable[..., Rel
 
 async def test_forgotten_key_with_lost_message_resyncs(relay: Callable[..., Relay]) -> None:
     async with relay() as here, relay() as there:
-        waiting = asyncio.create_task(here.wait("a", 0))
-        await knows(here, "a")
+        waiting = await started(here, "a", 0)
         deafen(here)
         assert await there.bump("a") == 1
         await there.forget("a")

@@ -5,9 +5,8 @@ import json
 import logging
 import re
 import time
-import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from relay_waits import knows, recorded, refused, until
+from relay_waits import recorded, refused, started, until
 from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, place, served
 
 from purgatory.relay import (
@@ -27,7 +26,6 @@ from purgatory.relay import (
 )
 from purgatory.relay._messages import (
     MAX_KEY_BYTES,
-    MAX_MESSAGE_BYTES,
     MAX_NUMBER,
     NAME,
     Hint,
@@ -58,18 +56,6 @@ MESSAGES = st.tuples(
     NUMBERS | JSON,
     st.dictionaries(st.sampled_from(["a", "", "x" * 513, "\ud800"]), NUMBERS | JSON, max_size=3),
 )
-
-
-def check_memory(payload: bytes) -> None:
-    tracemalloc.start()
-    try:
-        with suppress(ValueError):
-            decode(payload)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # An empty object takes 72 bytes, and 3 of JSON.
-    assert peak < 100_000 + 100 * min(len(payload), MAX_MESSAGE_BYTES)
 
 
 def check_decoded(payload: bytes | str) -> None:
@@ -105,28 +91,6 @@ def test_any_message_is_decoded_within_bounds(
     if at < len(payload):
         payload[at] = byte
         check_decoded(bytes(payload))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 10])
-@pytest.mark.parametrize(
-    ("head", "part", "tail"),
-    [
-        (b"[", b"{},", b"0]"),
-        (b"[", b'{"a":0},', b"0]"),
-        (b"[", b"", b"]"),
-        (b'["e",1,2,{', b'"a":1,', b'"b":1}]'),
-        (b'{"settled":[', b'"a",', b'"b"]}'),
-        (b'{"settled":', b"[", b""),
-        (b'"', b"\\ud800", b'"'),
-        (b"", b"9", b""),
-        (b"[", b"1e9,", b"0]"),
-    ],
-)
-def test_hostile_messages_take_bounded_memory(
-    head: bytes, part: bytes, tail: bytes, size: int
-) -> None:
-    check_memory(head + part * ((size - len(head + tail)) // max(len(part), 1)) + tail)
 
 
 REFUSED = {
@@ -367,8 +331,7 @@ async def test_forged_message_on_nats_makes_no_relay_deaf(
     with served("nats", tmp_path) as server:
         async with Relay(server.url, resync=0.3) as here, Relay(server.url) as there:
             assert await there.bump("a") == 1
-            waiting = asyncio.create_task(here.wait("a", 1))
-            await knows(here, "a")
+            waiting = await started(here, "a", 1)
             client = await nats.connect(server.url)
             forged = {"Purgatory-Epoch": here.epoch, **headers}
             await client.publish("purgatory_news", b'{"b":7}', headers=forged)
