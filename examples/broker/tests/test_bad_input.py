@@ -397,21 +397,3 @@ def test_slow_reader_is_not_read_from(start_broker: Callable[..., BrokerThread])
         slow.socket.setblocking(True)
         for _ in range(10):
             assert fetched(slow.receive("fetch")) == [("none", len(large))]
-
-
-@pytest.mark.slow
-def test_thousands_of_connections_without_a_request(
-    start_broker: Callable[..., BrokerThread],
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(5000, hard // 2 - 200)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * wanted + 200), hard))
-    broker = start_broker()
-    host, port = broker.address.split(":")
-    silent = [socket.create_connection((host, int(port)), 120) for _ in range(wanted)]
-    try:
-        assert_alive(broker)
-    finally:
-        for connection in silent:
-            connection.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -23,6 +23,7 @@ from raw import Raw, fetch_fields, make_batch
 from readme_blocks import FENCED
 
 README = EXAMPLE / "README.md"
+PROJECT = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
 BLOCKS = [(match[1], match[2]) for match in FENCED.finditer(README.read_text("utf-8"))]
 CODE = [
     " ".join(code.split())
@@ -187,9 +188,9 @@ def test_tests_of_the_readme_pass(tmp_path: Path, options: list[str]) -> None:
 
 
 def test_what_the_distribution_registers_is_there() -> None:
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    for registered in (*project["scripts"].values(), *project["entry-points"]["pytest11"].values()):
-        resolve_name(registered)
+    for names in (PROJECT["scripts"], PROJECT["entry-points"]["pytest11"]):
+        for registered in names.values():
+            resolve_name(registered)
 
 
 def test_the_readme_names_the_versions_that_are_offered() -> None:
@@ -205,11 +206,8 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
 
 
 def test_the_page_says_how_to_install_each_extra() -> None:
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    assert set(re.findall(r"pip install '\./examples/broker\[(\w+)\]'", README.read_text())) == set(
-        extras
-    )
+    named = re.findall(r"pip install '\./examples/broker\[(\w+)\]'", README.read_text())
+    assert {*named} == {*PROJECT["optional-dependencies"]}
 
 
 def test_the_code_between_the_lines_starts_brokers() -> None:

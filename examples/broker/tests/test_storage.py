@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from purgatory_broker import topics
 from purgatory_broker.batches import read_batch
 from purgatory_broker.broker import Broker
-from purgatory_broker.groups import Group, Member, State
 from purgatory_broker.log import Log, Store
 from purgatory_broker.settings import Settings
 from raw import (
@@ -240,23 +239,6 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(
         assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
         topics = (await client.ask("metadata", topics=None)).topics
         assert {topic.name for topic in topics} == {"topic", "other"}
-
-
-async def test_members_survive_a_restart_with_any_protocol(tmp_path: Path) -> None:
-    broker = Broker(Settings(directory=tmp_path))
-    names = {"member_id": "m", "group_instance_id": None, "client_id": "c", "client_host": "h"}
-    timing = {"session_timeout": 9.5, "rebalance_timeout": 60.0}
-    protocols = {"bytes": b"\xff", "range": b""}
-    member = Member(**names, **timing, protocols=protocols, assignment=b"mine")
-    kind = {"protocol_type": "consumer", "protocol_name": "bytes", "leader": "m"}
-    group = Group(group_id="g", generation_id=3, members={"m": member}, **kind)
-    broker.coordinator.save(group)
-    await broker.aclose()
-    broker = Broker(Settings(directory=tmp_path))
-    again = broker.coordinator.groups["g"]
-    assert again.to_metadata() == group.to_metadata()
-    assert (again.state, again.members["m"].protocols) == (State.STABLE, member.protocols)
-    await broker.aclose()
 
 
 async def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
