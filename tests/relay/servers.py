@@ -35,6 +35,9 @@ KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
 """Parameters of fixtures, by the kind of store; each kind needs a server."""
 
+ALL = ("file", *SERVERS.values())
+on_all_stores = pytest.mark.parametrize("url", ALL, indirect=True, scope="module")
+
 on_both_loops = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 """Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this
 folder run on asyncio's only."""

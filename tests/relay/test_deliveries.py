@@ -13,10 +13,7 @@ from relay_waits import recorded, set_timeout, until
 from servers import TIMEOUT, on_both_loops
 from stub_store import FOREVER, StubStore
 
-from purgatory import (
-    OperationTimeout,
-    RelayUnavailable,
-)
+from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.asgi import Ending, LongPolls, Outcome
 from purgatory.relay import Relay
 from purgatory.relay._store import NotWritten, Refused, open_store
@@ -124,9 +121,7 @@ async def test_resync_recovers_lost_message(
         assert await asyncio.gather(*tasks) == [*values.values()]
 
 
-async def test_deliveries_of_one_iteration_are_few_writes(
-    file_relay: Callable[..., Relay],
-) -> None:
+async def test_deliveries_of_one_iteration_are_few_writes(file_relay: Callable[..., Relay]) -> None:
     async with file_relay() as relay:
         batches = recorded(relay._store, "settle")
         calls = [relay.deliver(f"a{n % 250}", b"%d" % n, ttl=FOREVER) for n in range(500)]

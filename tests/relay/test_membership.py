@@ -1,35 +1,24 @@
 """The list of other processes, on each kind of store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loops import Report
 from relay_waits import until
-from servers import SERVERS, TIMEOUT, place
+from servers import TIMEOUT, on_all_stores
 
 from purgatory.relay import Relay, _membership
 
 
-@pytest.fixture(params=["file", *SERVERS.values()])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with place(request.param, tmp_path) as url:
-        yield url
-
-
 @asynccontextmanager
 async def relays(url: str, count: int) -> AsyncIterator[list[Relay]]:
-    opened = [Relay(url, timeout=TIMEOUT) for _ in range(count)]
-    try:
-        for relay in opened:
-            await relay.__aenter__()
-        yield opened
-    finally:
-        for relay in opened:
-            await relay.aclose()
+    async with AsyncExitStack() as stack:
+        opened = (Relay(url, timeout=TIMEOUT) for _ in range(count))
+        yield [await stack.enter_async_context(relay) for relay in opened]
 
 
 async def listing(relay: Relay, *pids: int) -> None:
@@ -39,6 +28,7 @@ async def listing(relay: Relay, *pids: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@on_all_stores
 async def test_announced_process_is_listed_until_it_leaves(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

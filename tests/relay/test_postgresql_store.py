@@ -173,10 +173,7 @@ async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> N
     async with connected(postgres.url) as connection:
         await connection.execute(f"CREATE SCHEMA {prefix}")
     other = f"{postgres.url}?search_path={prefix}"
-    async with (
-        opened(postgres.url, prefix=prefix) as here,
-        opened(other, prefix=prefix) as there,
-    ):
+    async with opened(postgres.url, prefix=prefix) as here, opened(other, prefix=prefix) as there:
         assert here.epoch != there.epoch
         received = here.statistics().received
         assert await there.bump("a") == 1

@@ -1,13 +1,12 @@
 """The stores against the promises of `purgatory.relay.Store`; all but the folder store on real
 servers."""
 
-from collections.abc import Iterator
 from inspect import iscoroutinefunction, signature
 from itertools import count
 
 import pytest
 from loops import LoopFactory, Report, Runner, fail_on
-from servers import SERVERS, place
+from servers import on_all_stores
 
 from purgatory.relay._store import open_store
 from purgatory.testing import _stores, store_checks
@@ -15,12 +14,7 @@ from purgatory.testing import _stores, store_checks
 prefixes = count(1)
 
 
-@pytest.fixture(scope="module", params=["file", *SERVERS.values()])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
-        yield url
-
-
+@on_all_stores
 @pytest.mark.parametrize("check", store_checks(), ids=lambda check: check.__name__)
 def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> None:
     prefix = f"test{next(prefixes)}"

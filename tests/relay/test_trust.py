@@ -17,20 +17,8 @@ from redis.asyncio import Redis
 from relay_waits import recorded, refused, started, until
 from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, place, served
 
-from purgatory.relay import (
-    ChangeMessage,
-    Relay,
-    _membership,
-    decode,
-    encode,
-)
-from purgatory.relay._messages import (
-    MAX_KEY_BYTES,
-    MAX_NUMBER,
-    NAME,
-    Hint,
-    Settled,
-)
+from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
+from purgatory.relay._messages import MAX_KEY_BYTES, MAX_NUMBER, NAME, Hint, Settled
 
 PAGE = Path(__file__).parents[2] / "purgatory/relay/README.md"
 
