@@ -42,7 +42,7 @@
     X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) X(Purgatory, _max_pending) \
     X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _wheel) \
     X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, _untried) \
-    X(KeyCheck, key) X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
+    X(KeyCheck, key) X(KeyCheck, left) X(KeyCheck, newcomers) X(KeyCheck, watchers) X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
     X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
     X(Notifier, _check_observers)
 
@@ -55,7 +55,7 @@
     X(LOOP_TIME) X(TIME)
 
 #define NAMES(X) \
-    X(add) X(join) X(leave) X(emptied) \
+    X(add) X(join) X(emptied) \
     X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
@@ -756,20 +756,16 @@ static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t P
 
 /* ---- watch lists */
 
-/* WatchLists.join or .leave, for one key */
-static int by_definition(PyObject *method, PyObject *by_key, PyObject *operation, PyObject *key) {
-    PyObject *keys = PyTuple_Pack(1, key);
-    int failed = keys == NULL
-        || done(PyObject_CallMethodObjArgs(by_key, method, operation, keys, NULL));
-    Py_XDECREF(keys);
-    return failed ? -1 : 0;
-}
+/* WatchLists.join, for one key */
 static int join_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
     PyObject *waiting = PyDict_SetDefault(by_key, key, operation);
     if (waiting == operation || waiting == NULL) return waiting == NULL ? -1 : 0;
     if (PyDict_CheckExact(waiting) && PyDict_GET_SIZE(waiting) > 0)
         return PyDict_SetItem(waiting, operation, Py_None);
-    return by_definition(st->s_join, by_key, operation, key);
+    PyObject *keys = PyTuple_Pack(1, key);
+    int failed = keys == NULL || done(CALL(by_key, join, operation, keys));
+    Py_XDECREF(keys);
+    return failed ? -1 : 0;
 }
 /* removes `key`, if it is there */
 static int discard(PyObject *dict, PyObject *key) {
@@ -778,13 +774,22 @@ static int discard(PyObject *dict, PyObject *key) {
     PyErr_Clear();
     return 0;
 }
+/* WatchLists.leave, for one key */
 static int leave_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
     PyObject *waiting = PyDict_GetItemWithError(by_key, key);
     if (waiting == NULL) return PyErr_Occurred() ? -1 : 0;
     if (waiting == operation) return discard(by_key, key);
-    if (!PyDict_CheckExact(waiting)) return by_definition(st->s_leave, by_key, operation, key);
-    if (discard(waiting, operation)) return -1;
-    return PyDict_GET_SIZE(waiting) == 0 ? discard(by_key, key) : 0;
+    if (is_a(waiting, st->KeyCheck)) { /* KeyCheck.remove */
+        PyObject *newcomers = AT(waiting, KeyCheck, newcomers), *left = AT(waiting, KeyCheck, left);
+        Py_ssize_t before = PyDict_GET_SIZE(newcomers);
+        if (before > 0 && discard(newcomers, operation)) return -1;
+        if (PyDict_GET_SIZE(newcomers) == before && PyList_Append(left, operation)) return -1;
+        if (PyDict_GET_SIZE(newcomers) > 0
+            || PyList_GET_SIZE(left) < PyDict_GET_SIZE(AT(waiting, KeyCheck, watchers))) return 0;
+    } else if (!PyDict_CheckExact(waiting)) return 0;
+    else if (discard(waiting, operation)) return -1;
+    else if (PyDict_GET_SIZE(waiting) > 0) return 0;
+    return discard(by_key, key);
 }
 
 /* the keys of an operation as an array, and their number */

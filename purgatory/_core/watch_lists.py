@@ -135,10 +135,14 @@ class WatchLists(dict[Hashable, Any]):
             kind = waiting.__class__
             if waiting is operation:
                 del self[key]
-            elif kind is dict or kind is KeyCheck:
+                continue
+            if kind is dict:
                 waiting.pop(operation, None)
-                if not waiting:
-                    self.pop(key, None)  # unless a finalizer was first
+                is_empty = not waiting
+            else:
+                is_empty = kind is KeyCheck and waiting.remove(operation)
+            if is_empty:
+                self.pop(key, None)  # unless a finalizer was first
 
     def operations(self, key: Hashable, most: int | None = None) -> list[Operation]:
         """The first operations that watch `key`, in order; all without `most`. Cost: one pointer
@@ -205,12 +209,13 @@ class KeyCheck:
     def __iter__(self) -> Iterator[Operation]:
         return chain(self.watchers, self.newcomers)
 
-    def pop(self, operation: Operation, _: None) -> None:
-        """Removes an operation, as from a dictionary."""
+    def remove(self, operation: Operation) -> bool:
+        """Removes an operation. Returns whether it was the last one."""
         if operation in self.newcomers:
             del self.newcomers[operation]
-        elif operation in self.watchers:
+        else:
             self.left.append(operation)
+        return len(self.left) == len(self.watchers) and not self.newcomers
 
     def defer(self) -> None:
         """Queues the check in the dispatcher."""
@@ -279,7 +284,8 @@ class KeyCheck:
                 dispatcher.current = operation
                 try_once(operation, self.key)
                 if operation._op_state is not PENDING:
-                    spent += steps_to_leave(keys) - 1
+                    if type(keys) is tuple:
+                        spent += steps_to_leave(keys) - 1
                     if operation._op_state is COMPLETED:
                         self._completed += 1
                         dispatcher.completed += 1
@@ -291,6 +297,9 @@ class KeyCheck:
         """Removes the ended operations from the dictionary, for up to `budget` steps; returns the
         number of steps."""
         number = min(len(self.left), max(budget, 0) * REGISTRATIONS_PER_STEP)
+        if number == len(self.watchers):
+            self.watchers, self.left = {}, []
+            return number // REGISTRATIONS_PER_STEP
         for _ in range(number):
             self.watchers.pop(self.left.pop(), None)
         return number // REGISTRATIONS_PER_STEP
