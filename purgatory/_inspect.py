@@ -233,7 +233,7 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
 
 
 def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> ThresholdInspection:
-    if purgatory._loop_wheel.is_bound:
+    if purgatory._waits._loop_wheel.is_bound:
         purgatory._bind(f"inspect {purgatory.name}")
     queues = purgatory._queues
     is_small = _size(queues) <= MAX_SCANNED_BYTES
@@ -253,7 +253,7 @@ def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> T
     waits = islice(_waits(sample), MAX_WAITS)
     oldest = tuple(nsmallest(most, waits, key=partial(_by_age, now)))
     return ThresholdInspection(
-        purgatory.statistics(), purgatory._closed, hottest, len(sample), now, oldest
+        purgatory.statistics(), purgatory._waits._closed, hottest, len(sample), now, oldest
     )
 
 
@@ -265,9 +265,7 @@ def _waits(queues: Iterable[ThresholdQueue]) -> Iterator[WaitingOperation]:
             group if isinstance(group, dict) else (group,) for group in groups
         )
         for waiter in islice(waiters, PER_KEY):
-            started_at, timeout = waiter.started_at, waiter.timeout
-            deadline = None if timeout is None else started_at + timeout
-            yield WaitingOperation("wait", (queue.key,), 0, started_at, deadline)
+            yield _describe(waiter)._replace(started_at=waiter.started_at)
 
 
 def _by_age(now: float, operation: WaitingOperation) -> tuple[float, float]:

@@ -157,9 +157,11 @@ def _(home: ThresholdPurgatory) -> None:
     assert all(key is queue.key for key, queue in home._queues.items())
     waiters = [waiter for queue in home._queues.values() for waiter in _waiters_of(queue)]
     assert home._pending == len(waiters)
-    in_wheel = sum(waiter._timer_bucket is not None for waiter in waiters)
-    assert in_wheel <= home._wheel.size <= in_wheel + home._unanswered
-    _assert_whole(home._loop_wheel)
+    assert all(waiter._op_state is PENDING and not waiter._op_is_decided() for waiter in waiters)
+    assert {*waiters} <= {
+        each for key in home._queues for each in home._waits._by_key.operations(key)
+    }
+    _assert_whole(home._waits)
 
 
 @_assert_whole.register
@@ -179,6 +181,7 @@ def _(tracker: IdleTracker) -> None:
 
 def deadlines(thing: Any) -> int:
     """The number of entries in its wheel."""
+    thing = getattr(thing, "_waits", thing)
     return int((thing._wheel if hasattr(thing, "_wheel") else thing._loop_wheel.wheel).size)
 
 

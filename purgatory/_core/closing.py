@@ -10,9 +10,8 @@ module can serve one lifespan after another.
 """
 
 from asyncio import current_task, sleep, wait
-from collections.abc import Callable, Hashable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from purgatory._core import logs
 from purgatory._core.arguments import printable
@@ -24,79 +23,55 @@ from purgatory._core.watch_lists import steps_to_leave
 
 if TYPE_CHECKING:
     from purgatory._core.purgatory import Purgatory
-    from purgatory._core.thresholds import ThresholdPurgatory
 
-    Closable: TypeAlias = Purgatory[Any] | ThresholdPurgatory[Any, Any]
-
-T = TypeVar("T")
-
-Batches = Iterator[tuple[list[T], int]]
-"""The ended waits of each step, and its work, in operations."""
+Batches = Iterator[tuple[list[Operation], int]]
+"""The cancelled operations of each step, and its work, in operations."""
 
 
 async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    cancelled = await end_all(purgatory, drain, partial(cancel_all, purgatory))
+    purgatory._closed = True
+    try:
+        if drain > 0.0 and purgatory.pending:
+            idle = purgatory._idle_waiter or purgatory._loop.create_future()
+            purgatory._idle_waiter = idle
+            await wait((idle,), timeout=drain)
+        cancelled = await in_batches(cancel_all(purgatory))
+        if cancelled and drain > 0.0:
+            logs.cancelled_by_drain(purgatory.name, len(cancelled), drain)
+        if purgatory._dispatcher.queue:
+            answered = purgatory._loop.create_future()
+            purgatory._dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
+            await answered
+    except BaseException:
+        for _ in cancel_all(purgatory):
+            pass
+        raise  # deferred work runs in the next iterations
     here = current_task()
     while others := [over for over, task in purgatory._async_waits.items() if task is not here]:
         await wait(others)
     return cancelled
 
 
-async def end_all(home: "Closable", drain: float, rest: Callable[[], Batches[T]]) -> list[T]:
-    """Closes `home`, and returns what it had to end when `drain` was over.
-
-    Args:
-        drain: in seconds.
-        rest: ends all pending waits.
-    """
-    home._closed = True
-    try:
-        if drain > 0.0 and not home._is_idle:
-            home._idle_waiter = idle = home._idle_waiter or home._loop.create_future()
-            await wait((idle,), timeout=drain)
-        ended = await in_batches(rest())
-        if ended and drain > 0.0:
-            logs.cancelled_by_drain(home.name, len(ended), drain)
-        if home._dispatcher.queue:
-            answered = home._loop.create_future()
-            home._dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
-            await answered
-    except BaseException:
-        for _ in rest():
-            pass
-        raise  # deferred work runs in the next iterations
-    return ended
-
-
-def notify_idle(home: "Closable") -> None:
-    """Ends the drain of `home`, if nothing is pending."""
-    idle = home._idle_waiter
-    if home._is_idle:
-        home._idle_waiter = None
-        if idle is not None and not idle.done():
-            idle.set_result(None)
-
-
-def open_again(home: "Closable") -> None:
-    """Reopens `home`, if it is closed.
+def open_again(purgatory: "Purgatory[Any]") -> None:
+    """Reopens a purgatory, if it is closed.
 
     Raises:
         PurgatoryClosed: it is still being closed.
         WrongLoop: it is bound to another loop, which is not closed.
     """
-    if home._closed:
-        action = f"open {printable(home.name)} again"
-        home._bind(action)
-        if not home._is_idle:
+    if purgatory._closed:
+        action = f"open {printable(purgatory.name)} again"
+        purgatory._bind(action)
+        if purgatory.pending:
             raise PurgatoryClosed(f"cannot {action}: it is being closed, and some still wait in it")
-        home._closed = False
+        purgatory._closed = False
 
 
-async def in_batches(ending: Batches[T]) -> list[T]:
-    """Exhausts `ending`, a bounded amount per iteration of the loop, and returns all that was
-    ended."""
-    ended: list[T] = []
+async def in_batches(ending: Batches) -> list[Operation]:
+    """Exhausts `ending`, a bounded amount per iteration of the loop, and returns all that were
+    cancelled."""
+    ended: list[Operation] = []
     spent = 0
     for batch, steps in ending:
         ended += batch
@@ -107,7 +82,7 @@ async def in_batches(ending: Batches[T]) -> list[T]:
     return ended
 
 
-def cancel_all(purgatory: "Purgatory[Any]") -> Batches[Operation]:
+def cancel_all(purgatory: "Purgatory[Any]") -> Batches:
     """Ends all pending operations of a purgatory, one at each step."""
     for key in list(purgatory._by_key):
         yield from cancel_key(purgatory, key, Cause.CLOSED)
@@ -115,7 +90,7 @@ def cancel_all(purgatory: "Purgatory[Any]") -> Batches[Operation]:
 
 def cancel_key(
     purgatory: "Purgatory[Any]", key: Hashable, cause: Cause = Cause.CANCELLED
-) -> Batches[Operation]:
+) -> Batches:
     """Ends the operations that watch `key`, one at each step."""
     while found := purgatory._by_key.operations(key, MAX_PER_ITERATION):
         for operation in found:

@@ -23,14 +23,15 @@ activity.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final, Generic, Self, TypeVar, final
 
-from purgatory._core.arguments import describe, seconds
+from purgatory._core.arguments import describe, printable, seconds
 from purgatory._core.dispatcher import dispatcher_of
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.loop import UNBOUND, LoopTimingWheel, report, running_loop
-from purgatory._core.observers import Cause, Observer, wait_notifier
+from purgatory._core.observers import Cause, Ended, Notifier, Observer, observers_of
+from purgatory._core.states import EXPIRED
 from purgatory._core.wheel import TickClock, TimerEntry
 
 Id = TypeVar("Id", bound=Hashable)
@@ -114,7 +115,8 @@ class IdleTracker(Generic[Id]):
         self._entries: dict[Id, _TrackedId] = {}
         self._closed = False
         self._name = name
-        self._observers = wait_notifier(observer, self._loop_wheel, name, "id")
+        observers = observers_of(observer)
+        self._notifier = Notifier(name, observers, self._report) if observers else None
         self._loop = self._loop_wheel.loop
         self._time = self._loop_wheel.time
 
@@ -216,13 +218,20 @@ class IdleTracker(Generic[Id]):
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            what = f"on_idle({describe(id_)}) of the idle tracker {self._name!r}"
-            report(loop, f"exception in {what}", error)
-        if self._observers is not None:
-            dispatcher_of(loop).perform(partial(self._notify, entry))
+            self._report(f"on_idle({describe(id_)}) raised", error)
+        if self._notifier is not None:
+            dispatcher_of(loop).perform(partial(self._notify, self._notifier, entry))
 
-    def _notify(self, entry: _TrackedId, _: int) -> None:
-        assert self._observers is not None
-        touched_at, now = entry._timer_deadline - self._timeout, self._time()
-        keys = (entry.key,)
-        self._observers.ended(entry, keys, touched_at, now, self._timeout, Cause.DEADLINE, 1)
+    def _notify(self, notifier: Notifier, entry: _TrackedId, _: int) -> None:
+        """Notifies of an id that became idle."""
+        timeout = self._timeout
+        notifier.ended(
+            Ended(
+                self._name, "id", (entry.key,), entry._timer_deadline - timeout, self._time(),
+                None if timeout == inf else timeout, EXPIRED, Cause.DEADLINE, None, 1, False, None,
+                id(entry),
+            )
+        )  # fmt: skip
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._loop_wheel.loop, f"{printable(self._name)}: {message}", error)

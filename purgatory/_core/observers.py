@@ -25,11 +25,11 @@ from enum import Enum
 from math import isinf
 from typing import Any, Final, NamedTuple, Protocol, final
 
-from purgatory._core.arguments import describe, printable
+from purgatory._core.arguments import describe
 from purgatory._core.failure import Failure
 from purgatory._core.kernel import constants, fields
-from purgatory._core.loop import LoopBinding, Report, report
-from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
+from purgatory._core.loop import Report
+from purgatory._core.states import COMPLETED, OperationState
 
 
 class Cause(Enum):
@@ -95,8 +95,8 @@ class Observer(Protocol):
 
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once
     for each operation, in the context of the code that watches it, after its first try: before
-    `operation_ended`, or when it begins to wait. For a wait of a `ThresholdPurgatory`, which is not
-    an operation, only the identity of the argument is defined.
+    `operation_ended`, or when it begins to wait. For a wait of a `ThresholdPurgatory` only the
+    identity of the argument is defined.
     """
 
     def operation_ended(self, ended: Ended) -> None:
@@ -236,67 +236,3 @@ class Notifier:
 
     def _failed(self, method: str, observer: Observer, error: BaseException) -> None:
         self._report(f"{method} of {describe(observer)} raised", error)
-
-
-_STATES: Final = {Cause.FIRST_TRY: COMPLETED, Cause.KEY: COMPLETED, Cause.DEADLINE: EXPIRED}
-"""The state of a wait by its cause; by all other causes it is cancelled."""
-
-
-@final
-class WaitNotifier:
-    """Notifies observers of waits and ids, which are no operations. To be used in work of the
-    dispatcher, so that work which observers cause follows.
-
-    Args:
-        observers: at least one.
-        binding: knows the loop.
-        name: of the object in which they wait.
-        kind: of these waits.
-    """
-
-    def __init__(
-        self, observers: Sequence[Observer], binding: LoopBinding, name: str, kind: str
-    ) -> None:
-        self._notifier = Notifier(name, observers, self._report)
-        self._binding = binding
-        self._kind = kind
-
-    def started(self, wait: object) -> None:
-        """Notifies of the start of a wait."""
-        self._notifier.started(wait)
-
-    def ended(
-        self,
-        wait: object,
-        keys: tuple[Hashable, ...],
-        started_at: float,
-        ended_at: float,
-        timeout: float | None,
-        cause: Cause,
-        failed_tries: int,
-        exception: BaseException | None = None,
-    ) -> None:
-        """Notifies of the end of a wait. For the arguments see `Ended`; an infinite timeout is
-        none."""
-        if timeout is not None and isinf(timeout):
-            timeout = None
-        self._notifier.ended(Ended(
-            self._notifier.name, self._kind, keys, started_at, ended_at, timeout,
-            _STATES.get(cause, CANCELLED), cause, keys[0] if cause is Cause.KEY else None,
-            failed_tries, False, exception, id(wait),
-        ))  # fmt: skip
-
-    def _report(self, message: str, error: BaseException | None) -> None:
-        report(self._binding.loop, f"{printable(self._notifier.name)}: {message}", error)
-
-
-def wait_notifier(
-    given: Observer | Sequence[Observer] | None, binding: LoopBinding, name: str, kind: str
-) -> WaitNotifier | None:
-    """A `WaitNotifier`, or None without observers.
-
-    Raises:
-        TypeError: see `observers_of`.
-    """
-    observers = observers_of(given)
-    return WaitNotifier(observers, binding, name, kind) if observers else None

@@ -18,7 +18,7 @@ from purgatory._core.arguments import (
     printable,
     require_exception,
 )
-from purgatory._core.closing import cancel_key, close, in_batches, notify_idle, open_again
+from purgatory._core.closing import cancel_key, close, in_batches, open_again
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
 from purgatory._core.kernel import compiled, fields
@@ -789,13 +789,9 @@ class Purgatory(Generic[Op]):
 
     # -- when nothing waits
 
-    @property
-    def _is_idle(self) -> bool:
-        """Whether nothing is pending."""
-        return not self._pending
-
     def _on_wheel_idle(self) -> None:
         if not self._pending:
             self._by_key.clear()  # which frees its memory
-        if self._idle_waiter is not None:
-            notify_idle(self)
+            idle, self._idle_waiter = self._idle_waiter, None
+            if idle is not None and not idle.done():
+                idle.set_result(None)

@@ -10,13 +10,14 @@ are not visited.
                                                       waiting
     wait("orders", 46)                                returns 47 at once
 
-The code that removes a waiter from its queue decides its outcome. An advance removes all waiters
-that it reaches at once, but wakes a bounded number per iteration of the loop. The others are
-*unanswered* until the next iterations, but decided: neither a deadline nor a `fail` changes their
-outcome.
+A wait is an operation of a `Purgatory` of its own, which gives it its deadline, its owner, its end
+and its observers; the queue of its key says when it ends. An advance removes all waiters that it
+reaches from their queue and gives them the value, but answers a bounded number per iteration of the
+loop. The others are *unanswered* until the next iterations, but decided: neither a deadline nor a
+`fail` changes their outcome.
 
-    advance("orders", 47) removes 2,000      pending -2,000; 512 are woken, 1,488 are unanswered
-    the next three iterations                wake 512, 512 and 464
+    advance("orders", 47) reaches 2,000      pending -2,000; 512 are answered, 1,488 are unanswered
+    the next three iterations                answer 512, 512 and 464
 
 A waiter whose task has been cancelled is passed over: it ends as cancelled, and is not counted.
 
@@ -25,41 +26,27 @@ blocking queries: a client passes the version it has seen, so it misses nothing 
 requests. Therefore a key keeps its value until `forget` is called.
 """
 
-from asyncio import Future
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from itertools import islice
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
-from purgatory._core import closing
-from purgatory._core.arguments import (
-    check_drain,
-    check_limit,
-    describe,
-    printable,
-    require_exception,
-    seconds,
-)
-from purgatory._core.dispatcher import Dispatcher, dispatcher_of
-from purgatory._core.errors import (
-    OperationCancelled,
-    OperationTimeout,
-    PurgatoryClosed,
-    PurgatoryFull,
-)
-from purgatory._core.failure import Failure
+from purgatory._core.arguments import check_limit, describe, printable, require_exception
+from purgatory._core.closing import open_again
+from purgatory._core.conditions import NO_VALUE, Receiver
+from purgatory._core.errors import OperationTimeout, PurgatoryFull
 from purgatory._core.loop import (
     MAX_PER_ITERATION,
     UNBOUND,
-    LoopTimingWheel,
     ThreadsafeInbox,
     report,
     running_loop,
 )
-from purgatory._core.observers import Cause, Observer, wait_notifier
-from purgatory._core.states import CANCELLED, EXPIRED
+from purgatory._core.observers import Cause, Observer
+from purgatory._core.operation import fail, owner_has_left
+from purgatory._core.purgatory import Purgatory
+from purgatory._core.states import EXPIRED
 from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (
     UNKNOWN,
@@ -67,7 +54,7 @@ from purgatory._core.threshold_queue import (
     check_advance,
     describe_value,
 )
-from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, TimerEntry
+from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
 
 class Ordered(Protocol):
@@ -88,23 +75,30 @@ else:
 
 
 @final
-class _Waiter(TimerEntry):
-    """A `wait`. The result of `future` is the value, a `Failure`, `EXPIRED` or `CANCELLED`; None if
-    the wait has ended at once."""
+class _Wait(Receiver):
+    """A `wait`, which receives the value that has reached its threshold."""
 
-    __slots__ = ("future", "key", "purgatory", "started_at", "threshold", "timeout")
+    __slots__ = ("home", "started_at", "threshold")
 
-    def __init__(self, purgatory: Any, key: Any, threshold: Any, timeout: float | None) -> None:
-        self.purgatory = purgatory
-        self.key = key
+    def __init__(
+        self, home: "ThresholdPurgatory[Any, Any]", key: Any, threshold: Any, timeout: float | None
+    ) -> None:
+        super().__init__(key, timeout)
+        self.home = home
         self.threshold = threshold
-        self.timeout = timeout
-        self.started_at = purgatory._time()
-        self.future: Any = None
-        self._timer_bucket = None
+        self.started_at = home._waits._time()
 
-    def _timer_expired(self) -> None:
-        self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
+    def on_expiration(self) -> None:
+        self.home._discard(self)
+
+    def _timer_expired(self) -> int:
+        return 1 if self._op_is_decided() else super()._timer_expired()
+
+    def __repr__(self) -> str:
+        return f"<{_wait(self.key, self.threshold)}>"
+
+
+_Wait.__name__ = "wait"  # as observers know it
 
 
 @final
@@ -146,29 +140,19 @@ class ThresholdPurgatory(Generic[K, V]):
         max_keys: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        check_limit("max_pending", max_pending)
         check_limit("max_keys", max_keys)
         self.name = name
-        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
-        self._wheel = self._loop_wheel.wheel
-        self._loop: Any = UNBOUND
-        self._time = self._loop_wheel.time
-        self._max_pending = max_pending
+        self._waits: Purgatory[_Wait] = Purgatory(
+            name, tick=tick, wheel_size=wheel_size, max_pending=max_pending, observer=observer
+        )
         self._max_keys = max_keys
-        self._observers = wait_notifier(observer, self._loop_wheel, name, "wait")
         self._queues: dict[Hashable, ThresholdQueue] = {}
         """Keys with a value or waiters -> their queues."""
         self._pending = 0
-        self._ended = dict.fromkeys(Cause, 0)
-        """The number of waits that have ended, by cause."""
-        self._dispatcher: Dispatcher = UNBOUND
-        self._unanswered = 0
-        """Waiters that have left their queue, and are woken by the dispatcher."""
-        self._closed = False
-        self._idle_waiter: Future[None] | None = None
-        """Done when no wait is pending; created when `aclose` waits for that."""
+        """The number of waiters in queues."""
+        self._failed = 0
         self._inbox: ThreadsafeInbox[tuple[Any, Any]] = ThreadsafeInbox(
-            self._loop_wheel, self._advance_from_threads
+            self._waits._loop_wheel, self._advance_from_threads
         )
 
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
@@ -201,45 +185,32 @@ class ThresholdPurgatory(Generic[K, V]):
                 hashable (a list); `timeout` is NaN, or not a number; `key` is not hashable.
             WrongLoop: called on another loop or thread than the first time.
         """
-        if running_loop() is not self._loop:
+        if running_loop() is not self._waits._loop:
             self._bind("wait for {}", key)
-        if timeout is not None:
-            timeout = seconds("timeout", timeout)
         if threshold != threshold:
             raise ValueError(f"cannot {_wait(key, threshold)}: NaN is never reached")
-        if self._closed:
-            raise PurgatoryClosed(
-                f"cannot {_wait(key, threshold)}: {printable(self.name)} is closed"
-            )
+        waiter = _Wait(self, key, threshold, timeout)
         queue = self._queues.get(key)
-        outcome: Any = EXPIRED
-        waiter: _Waiter | None = None
         if queue is not None and queue.has_reached(threshold):
-            outcome = queue.value
-            self._end_at_once(key, threshold, timeout, Cause.FIRST_TRY)
-        elif timeout is not None and timeout <= 0.0:
-            self._end_at_once(key, threshold, 0.0, Cause.DEADLINE)
-        else:
-            waiter = self._add(key, threshold, timeout)
-            try:
-                outcome = await waiter.future
-            except BaseException:
-                # A coroutine closed after its loop needs no cleanup.
-                if running_loop() is self._loop:
-                    self._end_one(waiter, CANCELLED, Cause.CANCELLED)
-                raise
-        if outcome is EXPIRED or outcome is CANCELLED:
-            late = f"{describe(key)} did not reach {describe(threshold)}"
-            if outcome is CANCELLED:
-                raise OperationCancelled(f"{late}: {printable(self.name)} was closed")
-            value = self._queues[key].value if key in self._queues else UNKNOWN
-            raise OperationTimeout(f"{late} within {timeout} s: {describe_value(value)}")
-        if type(outcome) is Failure:
-            try:
-                raise outcome.exception.with_traceback(outcome.traceback)
-            finally:
-                del outcome, waiter  # break a cycle with the exception's traceback
-        return cast(V, outcome)
+            waiter.value = queue.value
+        elif timeout is None or waiter._op_timeout is not None:  # else it is not positive
+            queue = self._queue_of(key, "wait for {} to reach {}", threshold)
+            queue.add(waiter)
+            self._queues[key] = queue
+            self._pending += 1
+        try:
+            value = await self._waits.wait(waiter, (key,))
+        finally:
+            self._discard(waiter)
+            has_expired = waiter.state is EXPIRED
+            del waiter, queue  # which would make a cycle with the traceback of its failure
+        if has_expired:
+            known = self._queues[key].value if key in self._queues else UNKNOWN
+            raise OperationTimeout(
+                f"{describe(key)} did not reach {describe(threshold)} within {timeout} s: "
+                f"{describe_value(known)}"
+            )
+        return cast(V, value)
 
     def advance(self, key: K, value: V) -> int:
         """Sets the value of `key`, and completes all waits for this value or a lower threshold, in
@@ -262,12 +233,12 @@ class ThresholdPurgatory(Generic[K, V]):
 
         A call that raises changes nothing.
         """
-        if running_loop() is not self._loop:
+        if running_loop() is not self._waits._loop:
             self._bind("advance {}", key, "advance_threadsafe")
         queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
         self._queues[key] = queue
-        return len(self._end(waiters, value, Cause.KEY)) if waiters else 0
+        return self._decide(waiters, value, _complete) if waiters else 0
 
     def advance_threadsafe(self, key: K, value: V) -> None:
         """Calls `advance(key, value)` on the loop soon; may be called from any thread.
@@ -301,7 +272,7 @@ class ThresholdPurgatory(Generic[K, V]):
             above: end only the waits for a higher threshold than this; `None` for all.
 
         Returns:
-            The number of ended waits. As with `advance`, waits above 512 are woken in the next
+            The number of ended waits. As with `advance`, waits above 512 are answered in the next
             iterations of the loop.
 
         Raises:
@@ -316,7 +287,11 @@ class ThresholdPurgatory(Generic[K, V]):
             return 0
         waiters = queue.take(UNKNOWN if above is None else above)
         self._discard_if_empty(queue)
-        return len(self._end(waiters, Failure(exception), Cause.FAILED))
+        for waiter in waiters:
+            self._waits._wheel.remove(waiter)
+        failed = self._decide(waiters, NO_VALUE, partial(fail, exception=exception))
+        self._failed += failed
+        return failed
 
     def forget(self, key: K) -> bool:
         """Deletes the value of `key`, which may then have a lower one.
@@ -356,20 +331,17 @@ class ThresholdPurgatory(Generic[K, V]):
             ValueError, TypeError: `drain` is negative, NaN, or not a number; nothing has changed.
             WrongLoop: called on another loop or thread than the first time.
         """
-        drain = check_drain(drain)
-        self._bind(f"close {printable(self.name)}")
-        return len(await closing.end_all(self, drain, self._end_all))
+        ended = await self._waits.aclose(drain)
+        for waiter in ended:
+            self._discard(waiter)
+        return len(ended)
 
     async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
-        closing.open_again(self)
+        open_again(self._waits)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    @property
-    def _is_idle(self) -> bool:
-        return not self._pending
 
     @property
     def pending(self) -> int:
@@ -378,61 +350,36 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def statistics(self) -> ThresholdStatistics:
         """A snapshot. Cost: O(1)."""
-        ended = self._ended
+        waits = self._waits.statistics()
         return ThresholdStatistics(
             name=self.name,
             pending=self._pending,
-            unanswered=self._unanswered,
+            unanswered=max(waits.pending - self._pending, 0),
             keys=len(self._queues),
-            completed=ended[Cause.FIRST_TRY] + ended[Cause.KEY],
-            failed=ended[Cause.FAILED],
-            expired=ended[Cause.DEADLINE],
-            cancelled=ended[Cause.CANCELLED] + ended[Cause.CLOSED],
-            wake_ups=self._loop_wheel.wake_ups,
-            moves=self._wheel.moves,
+            completed=waits.completed,
+            failed=self._failed,
+            expired=waits.expired,
+            cancelled=waits.cancelled - self._failed,
+            wake_ups=waits.wake_ups,
+            moves=waits.moves,
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._waits._closed else "open"
         return (
             f"<ThresholdPurgatory {self.name!r} {state} pending={self._pending} "
             f"keys={len(self._queues)}>"
         )
 
-    # -- starting to wait
+    # -- queues
 
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
         loop."""
-        pending = self._pending + self._unanswered
-        if self._loop_wheel.bind(action, value, pending, threadsafe):
-            self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
-            self._dispatcher = dispatcher_of(self._loop)
+        loop = self._waits._loop
+        self._waits._bind(action, value, threadsafe)
+        if self._waits._loop is not loop:
             self._inbox.rebind()
-
-    def _add(self, key: Any, threshold: Any, timeout: float | None) -> _Waiter:
-        """Adds a new waiter for `key`.
-
-        Raises:
-            PurgatoryFull, TypeError: see `wait`; nothing has changed.
-        """
-        if self._max_pending is not None and self._pending >= self._max_pending:
-            raise PurgatoryFull(
-                f"cannot {_wait(key, threshold)}: max_pending ({self._max_pending}) waits are "
-                f"pending in {printable(self.name)}"
-            )
-        queue = self._queue_of(key, "wait for {} to reach {}", threshold)
-        waiter = _Waiter(self, key, threshold, timeout)
-        waiter.future = self._loop.create_future()
-        queue.add(waiter)
-        self._queues[key] = queue
-        self._pending += 1
-        if timeout is not None:
-            self._wheel.add(waiter, waiter.started_at + timeout, waiter.started_at)
-        if self._observers is not None:
-            observers = self._observers
-            self._dispatcher.perform(lambda _: observers.started(waiter))
-        return waiter
 
     def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
         """The queue of `key`. The caller stores it, since it may be a new one.
@@ -455,61 +402,45 @@ class ThresholdPurgatory(Generic[K, V]):
         if queue.value is UNKNOWN and not queue.size:
             self._queues.pop(queue.key, None)
 
-    # -- ending
-
-    def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
-        """Ends one wait, unless it has ended."""
+    def _discard(self, waiter: _Wait) -> None:
+        """Removes a waiter that has ended from its queue, if it is there."""
         queue = self._queues.get(waiter.key)
         if queue is not None and queue.discard(waiter):
+            self._pending -= 1
             self._discard_if_empty(queue)
-            self._end([waiter], outcome, cause)
 
-    def _end_all(self) -> closing.Batches[_Waiter]:
-        """Ends all waits because of `aclose`, one key at each step."""
-        for queue in list(self._queues.values()) if self._pending else ():
-            waiters = queue.take()
-            self._discard_if_empty(queue)
-            yield self._end(waiters, CANCELLED, Cause.CLOSED), 1 + len(waiters)
+    # -- answering
 
-    def _end(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> list[_Waiter]:
-        """Ends waits that were removed from their queue. Returns those that end with `outcome`: the
-        tasks of the others were cancelled."""
+    def _decide(self, waiters: list[_Wait], value: Any, end: Callable[[_Wait], object]) -> int:
+        """Answers waiters that were removed from their queue: a bounded number now and the rest in
+        the next iterations of the loop, after all waiters that were decided earlier. Returns their
+        number, without those whose tasks were cancelled.
+
+        Args:
+            value: what they receive; `NO_VALUE` if they fail.
+            end: ends one of them.
+        """
         self._pending -= len(waiters)
-        cancelled = [each for each in waiters if each.future.cancelled()]
-        if cancelled:
-            waiters = [each for each in waiters if not each.future.cancelled()]
-            self._wake_soon(cancelled, CANCELLED, Cause.CANCELLED)
-        if waiters:
-            self._wake_soon(waiters, outcome, cause)
-        if self._idle_waiter is not None:
-            closing.notify_idle(self)
-        return waiters
-
-    def _wake_soon(self, waiters: list[_Waiter], outcome: Any, cause: Cause) -> None:
-        """Wakes ended waiters, a bounded number now and the rest in the next iterations of the
-        loop; after all waiters that ended earlier."""
-        self._ended[cause] += len(waiters)
-        self._unanswered += len(waiters)
-        work, dispatcher = partial(self._wake, iter(waiters), outcome, cause), self._dispatcher
+        decided = deque([each for each in waiters if not owner_has_left(each)])
+        for waiter in decided:
+            waiter.value = value
+        number, dispatcher = len(decided), self._waits._dispatcher
         if dispatcher.queue:
-            dispatcher.defer(work)
+            dispatcher.defer(partial(self._answer, decided, end))
         else:
-            dispatcher.perform(work)
+            dispatcher.perform(partial(self._answer, decided, end))
+        return number
 
-    def _wake(self, waiters: Iterator[_Waiter], outcome: Any, cause: Cause, budget: int) -> int:
-        """Wakes the next `budget` of `waiters`; returns their number."""
-        number = 0
-        for waiter in islice(waiters, budget):
-            number += 1
-            self._unanswered -= 1
-            self._wheel.remove(waiter)
-            if not waiter.future.done():  # done if the waiting task was cancelled
-                waiter.future.set_result(outcome)
-            if self._observers is not None:
-                self._notify(waiter, outcome, cause)
-        if length_hint(waiters):
-            rest = partial(self._wake, waiters, outcome, cause)
-            self._dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
+    def _answer(self, decided: deque[_Wait], end: Callable[[_Wait], object], budget: int) -> int:
+        """Ends the next `budget` of decided waiters; returns their number."""
+        dispatcher, number = self._waits._dispatcher, min(len(decided), budget)
+        for _ in range(number):
+            dispatcher.current = waiter = decided.popleft()
+            end(waiter)
+            waiter._op_finish()
+        if decided:
+            rest = partial(self._answer, decided, end)
+            dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
         return number
 
     def _advance_from_threads(self, named: Iterable[tuple[Any, Any]]) -> None:
@@ -524,7 +455,7 @@ class ThresholdPurgatory(Generic[K, V]):
             except Exception as error:
                 message = f"cannot advance {describe(key)} to {describe(value)}"
                 report(
-                    self._loop,
+                    self._waits._loop,
                     f"{printable(self.name)}: {message}, as another thread requested",
                     error,
                 )
@@ -532,28 +463,11 @@ class ThresholdPurgatory(Generic[K, V]):
             if budget <= 0:
                 return
 
-    # -- observers
 
-    def _end_at_once(self, key: Any, threshold: Any, timeout: float | None, cause: Cause) -> None:
-        """Counts a wait that ended at its first comparison, and notifies of it."""
-        self._ended[cause] += 1
-        if self._observers is not None:
-            waiter = _Waiter(self, key, threshold, timeout)
-            self._dispatcher.perform(partial(self._notify, waiter, None, cause))
-
-    def _notify(self, waiter: _Waiter, outcome: Any, cause: Cause, _: int = 0) -> None:
-        """Notifies of the end of a wait."""
-        assert self._observers is not None
-        if waiter.future is None:
-            self._observers.started(waiter)
-        failed_tries = 0 if cause is Cause.FIRST_TRY else 1
-        if cause is Cause.DEADLINE and waiter.timeout:  # else it was tried once
-            failed_tries = 2
-        error = outcome.exception if cause is Cause.FAILED else None
-        began, now, timeout = waiter.started_at, self._time(), waiter.timeout
-        self._observers.ended(
-            waiter, (waiter.key,), began, now, timeout, cause, failed_tries, error
-        )
+def _complete(waiter: _Wait) -> None:
+    if waiter._op_record is not None:
+        waiter._op_record.cause, waiter._op_record.key = Cause.KEY, waiter.key
+    waiter.force_complete()
 
 
 def _wait(key: object, threshold: object) -> str:

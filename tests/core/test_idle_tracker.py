@@ -67,7 +67,7 @@ async def test_exception_of_on_idle_is_reported_alone(reports: list[dict[str, An
     await iterations(2)
     assert sorted(log.ids) == ["a", "b", "bad", "c", "cancelled"]
     assert [report["exception"] for report in reports] == [errors["bad"], errors["cancelled"]]
-    assert reports[0]["message"] == "exception in on_idle('bad') of the idle tracker 'idle'"
+    assert reports[0]["message"] == "idle: on_idle('bad') raised"
 
 
 # The tracked ids

@@ -69,11 +69,11 @@ async def test_aclose_answers_all_and_refuses_new_waits():
     assert await purgatory.aclose() == 1600
     results = await asyncio.gather(*tasks)
     assert all(type(result) is OperationCancelled for result in results)
-    assert str(results[0]) == "'key' did not reach 2: closing was closed"
+    assert str(results[0]) == ("<wait for 'key' to reach 2> has no result: it was cancelled")
     assert counts(purgatory, "pending", "unanswered", "cancelled", "keys") == (0, 0, 1600, 1)
     for threshold in (1, 2):
         with pytest.raises(
-            PurgatoryClosed, match=f"cannot wait for 'key' to reach {threshold}: closing is closed"
+            PurgatoryClosed, match=f"<wait for 'key' to reach {threshold}>: closing is closed"
         ):
             await purgatory.wait("key", threshold)
     assert await purgatory.aclose(5.0) == 0
