@@ -1,11 +1,11 @@
-"""One line in a handler, on real servers and sockets: `Poll.result`, `Outcome.response` and an
-outcome that a handler returns, in FastAPI, Starlette, Litestar and plain ASGI; handlers that are
-plain functions, which these frameworks and Django run in threads; and the dependency of FastAPI."""
+"""One line in a handler, on real servers: `Poll.result`, `Outcome.response` and a returned outcome
+in each framework; handlers that run in threads; the dependency of FastAPI."""
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -59,40 +59,34 @@ class Service:
         outcome = await poll.wait_for(self.jobs, lambda: self.results.get("7"), ["7"])
         return outcome.response() if self.form == "response" else outcome
 
-    def finish(self, value: Any) -> None:
-        self.results["7"] = value
-        self.jobs.check_and_complete("7")
+    async def news(self, poll: Poll) -> Any:
+        return await self.versions.changed(poll, "news")
 
-    def finish_in_thread(self) -> None:
-        """What a handler does that is a plain function."""
-        self.results["7"] = "done"
+    def finish(self, value: Any = "done") -> None:
+        """Also what a handler does that is a plain function, in a thread."""
+        self.results["7"] = value
         self.jobs.check_and_complete_threadsafe("7")
 
 
 def fastapi_app(service: Service) -> Any:
-    app = fastapi.FastAPI()
+    app, LongPoll = fastapi.FastAPI(), Annotated[Poll, long_poll(service.polls)]  # noqa: N806
 
     @app.get("/jobs")
-    async def result(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
+    async def result(poll: LongPoll) -> Any:
         return await service.answer(poll)
 
     @app.get("/news")
-    async def news(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
-        return await service.versions.changed(poll, "news")
+    async def news(poll: LongPoll) -> Any:
+        return await service.news(poll)
 
-    @app.put("/jobs")
-    def finish() -> None:
-        service.finish_in_thread()
+    app.put("/jobs")(service.finish)
 
     @app.websocket("/socket")
-    async def socket(
-        websocket: fastapi.WebSocket, poll: Annotated[Poll, long_poll(service.polls)]
-    ) -> None:
+    async def socket(websocket: fastapi.WebSocket, poll: LongPoll) -> None:
         await websocket.accept()
         await websocket.send_json(await service.answer(poll))
 
-    app.add_middleware(service.polls.middleware)
-    return app
+    return service.polls.middleware(app)
 
 
 def starlette_app(service: Service) -> Any:
@@ -101,22 +95,17 @@ def starlette_app(service: Service) -> Any:
         return JSONResponse(answer) if service.form == "result" else answer
 
     async def news(request: Request) -> Any:
-        return await service.versions.changed(service.polls.poll(request.scope), "news")
+        return await service.news(service.polls.poll(request.scope))
 
     def finish(_: Request) -> Response:
-        service.finish_in_thread()
-        return Response()
+        return Response(service.finish())
 
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.send_json(await service.answer(service.polls.poll(websocket.scope)))
 
-    routes = [
-        Route("/jobs", result),
-        Route("/news", news),
-        Route("/jobs", finish, methods=["PUT"]),
-        WebSocketRoute("/socket", socket),
-    ]
+    routes = [Route("/jobs", result), Route("/jobs", finish, methods=["PUT"])]
+    routes += [Route("/news", news), WebSocketRoute("/socket", socket)]
     app = Starlette(routes=routes)
     app.add_middleware(service.polls.middleware)
     return app
@@ -129,11 +118,11 @@ def litestar_app(service: Service) -> Any:
 
     @litestar.get("/news")
     async def news(scope: LitestarScope) -> Any:
-        return await service.versions.changed(service.polls.poll(scope), "news")
+        return await service.news(service.polls.poll(scope))
 
     @litestar.put("/jobs", sync_to_thread=True)
     def finish() -> None:
-        service.finish_in_thread()
+        service.finish()
 
     @litestar.websocket("/socket")
     async def socket(socket: litestar.WebSocket[Any, Any, Any]) -> None:
@@ -146,11 +135,7 @@ def litestar_app(service: Service) -> Any:
 def plain_app(service: Service) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            while True:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                if message["type"] == "lifespan.shutdown":
-                    return
+            raise LookupError  # it has none
         poll = service.polls.poll(scope)
         if scope["type"] == "websocket":
             await receive()
@@ -159,7 +144,7 @@ def plain_app(service: Service) -> Any:
             await send({"type": "websocket.send", "text": text})
             await send({"type": "websocket.close"})
         elif scope["path"] == "/news":
-            await (await service.versions.changed(poll, "news"))(scope, receive, send)
+            await (await service.news(poll))(scope, receive, send)
         elif service.form == "result":
             body = json.dumps(await service.answer(poll)).encode()
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -180,11 +165,10 @@ def django_app(service: Service) -> Any:
         outcome = await service.answer(service.polls.poll(request.scope))
         return HttpResponse(json.dumps(outcome.value), status=outcome.status)
 
-    def finish(_: Any) -> HttpResponse:
-        service.finish_in_thread()
-        return HttpResponse()
-
-    urlpatterns[:] = [path("jobs", result), path("finish", finish)]
+    urlpatterns[:] = [
+        path("jobs", result),
+        path("finish", lambda _: HttpResponse(service.finish() or "")),
+    ]
     return service.polls.middleware(get_asgi_application())
 
 
@@ -195,12 +179,23 @@ APPS: dict[str, Callable[[Service], Any]] = {
     "plain": plain_app,
     "django": django_app,
 }
+in_each = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
-async def ask(port: int, target: str, method: str = "GET") -> Connection:
-    connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
-    connection.send(target, method)
-    return connection
+@asynccontextmanager
+async def asking(app: Any) -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
+    """A function that sends a request to an application, under a server."""
+    connections: list[Connection] = []
+    async with serving(app) as port:
+
+        async def ask(target: str, method: str = "GET", headers: str = "") -> Connection:
+            connections.append(Connection(*await asyncio.open_connection("127.0.0.1", port)))
+            connections[-1].send(target, method, headers)
+            return connections[-1]
+
+        yield ask
+        for connection in connections:
+            connection.hang_up()
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -208,34 +203,31 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-in_each = pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.fixture(autouse=True)
+def nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 @on_asyncio
 @in_each
 @pytest.mark.parametrize("form", FORMS)
-async def test_each_ending_is_answered_as_its_outcome_says(framework, form, caplog):
+async def test_each_ending_is_answered_as_its_outcome_says(framework, form):
     service = Service(form)
-    async with serving(APPS[framework](service)) as port:
-        connections = []
-
-        async def answer(request: Awaitable[Connection]) -> tuple[int, dict[str, str], bytes]:
-            connections.append(await request)
-            return await connections[-1].answer()
-
-        status, headers, body = await answer(ask(port, "/jobs?wait=0.1"))
+    async with asking(APPS[framework](service)) as ask:
+        status, headers, body = await (await ask("/jobs?wait=0.1")).answer()
         assert (status, headers["preference-applied"], body) == (204, "wait=0.1", b"")
         assert headers.get("content-length", "0") == "0"
-        status, headers, body = await answer(ask(port, "/jobs?wait=soon"))
+        status, headers, body = await (await ask("/jobs?wait=soon")).answer()
         assert status == 400 and b"wait must be a number of seconds" in body
-        leaving, waiting = [await ask(port, "/jobs?wait=50") for _ in range(2)]
+        leaving, waiting = [await ask("/jobs?wait=50") for _ in range(2)]
         await until(lambda: service.polls.open == 2)
-        status, headers, body = await answer(ask(port, "/jobs?wait=50"))
+        status, headers, body = await (await ask("/jobs?wait=50")).answer()
         assert (status, headers["retry-after"]) == (503, "1")
         assert b"max_open (2) polls are open already" in body
         leaving.reset()
         await until(lambda: service.polls.endings[Ending.GONE] == 1)
-        service.finish("done")
+        service.finish()
         status, headers, body = await waiting.answer()
         is_text = (framework, form) == ("litestar", "result")  # as Litestar sends any text
         assert (status, body) == (200, b"done" if is_text else b'"done"')
@@ -243,36 +235,29 @@ async def test_each_ending_is_answered_as_its_outcome_says(framework, form, capl
             assert headers["content-type"] == "application/json"
             assert headers["preference-applied"] == "wait=50"
         service.results.clear()
-        stopped = await ask(port, "/jobs?wait=50")
+        stopped = await ask("/jobs?wait=50")
         await until(lambda: service.polls.open == 1)
         service.polls.stop()
         status, headers, body = await stopped.answer()
         assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
         assert b"the server is stopping" in body
-        for connection in (*connections, waiting, stopped):
-            connection.hang_up()
     assert service.jobs.pending == service.polls.open == 0
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @on_asyncio
 @in_each
 async def test_an_outcome_that_is_unchanged_is_304(framework):
-    service = Service("outcome")
-    async with serving(APPS[framework](service)) as port:
-        connection = await ask(port, "/news")
-        status, headers, body = await connection.answer()
+    async with asking(APPS[framework](Service("outcome"))) as ask:
+        status, headers, body = await (await ask("/news")).answer()
         assert (status, body) == (200, b"0")
         condition = f"if-none-match: {headers['etag']}\r\n"
-        connection.send("/news?wait=0", headers=condition)
-        status, headers, body = await connection.answer()
+        status, headers, body = await (await ask("/news?wait=0", headers=condition)).answer()
         assert (status, body) == (304, b"") and "etag" in headers
-        connection.hang_up()
 
 
 @on_asyncio
 @in_each
-async def test_a_socket_is_closed_as_the_outcome_says(framework, caplog):
+async def test_a_socket_is_closed_as_the_outcome_says(framework):
     service = Service("result")
     async with serving(APPS[framework](service)) as port, aiohttp.ClientSession() as session:
         address = f"http://127.0.0.1:{port}/socket?wait="
@@ -290,10 +275,9 @@ async def test_a_socket_is_closed_as_the_outcome_says(framework, caplog):
         await until(lambda: service.polls.endings[Ending.GONE] == 1)
         waiting = await session.ws_connect(address + "50")
         await until(lambda: service.polls.open == 1)
-        service.finish("done")
+        service.finish()
         assert await waiting.receive_json() == "done"
         await waiting.close()
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @on_asyncio
@@ -301,15 +285,12 @@ async def test_a_socket_is_closed_as_the_outcome_says(framework, caplog):
 async def test_plain_function_in_thread_answers_waiters(framework):
     service = Service("outcome")
     with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
-        async with serving(APPS[framework](service)) as port:
-            waiting = await ask(port, "/jobs?wait=50")
+        async with asking(APPS[framework](service)) as ask:
+            waiting = await ask("/jobs?wait=50")
             await until(lambda: service.polls.open == 1)
-            django = framework == "django"
-            finish = await (ask(port, "/finish") if django else ask(port, "/jobs", "PUT"))
+            finish = await ask(*[("/jobs", "PUT"), ("/finish",)][framework == "django"])
             assert (await finish.answer())[0] in (200, 204)
             assert (await waiting.answer())[::2] == (200, b'"done"')
-            for connection in (waiting, finish):
-                connection.hang_up()
     assert service.polls.open == service.jobs.pending == 0
 
 
@@ -318,16 +299,12 @@ async def test_loop_method_in_thread_names_threadsafe_one():
     jobs, offsets = Purgatory[Any](), ThresholdPurgatory[str, int]()
     waits = [asyncio.create_task(wait) for wait in (jobs.receive("job"), offsets.wait("topic", 1))]
     await asyncio.sleep(0)
-    for method, arguments, expected in (
-        (
-            jobs.check_and_complete,
-            ("job",),
-            "cannot check 'job': .* check_and_complete_threadsafe$",
-        ),
-        (jobs.deliver, ("job", 1), "cannot deliver to 'job': .* call deliver_threadsafe$"),
-        (offsets.advance, ("topic", 1), "cannot advance 'topic': .* call advance_threadsafe$"),
+    for method, *arguments, begin in (
+        (jobs.check_and_complete, "job", "cannot check 'job'"),
+        (jobs.deliver, "job", 1, "cannot deliver to 'job'"),
+        (offsets.advance, "topic", 1, "cannot advance 'topic'"),
     ):
-        with pytest.raises(WrongLoop, match=expected):
+        with pytest.raises(WrongLoop, match=f"{begin}: .* {method.__name__}_threadsafe$"):
             await asyncio.to_thread(method, *arguments)
     for task in waits:
         task.cancel()
@@ -345,14 +322,12 @@ async def test_loop_method_in_thread_names_threadsafe_one():
 async def test_models_and_bytes_are_encoded(framework, form, value):
     service = Service(form)
     service.finish(value)
-    async with serving(APPS[framework](service)) as port:
-        connection = await ask(port, "/jobs")
-        status, headers, body = await connection.answer()
+    async with asking(APPS[framework](service)) as ask:
+        status, headers, body = await (await ask("/jobs")).answer()
         is_bytes = isinstance(value, bytes)
         assert (status, body) == (200, value if is_bytes else b'{"name":"tea"}')
         content_type = "application/octet-stream" if is_bytes else "application/json"
         assert headers["content-type"] == content_type
-        connection.hang_up()
 
 
 @on_asyncio
@@ -370,10 +345,8 @@ async def test_a_handler_of_the_application_may_answer_instead():
         return fastapi.responses.PlainTextResponse(outcome.ending.value, 418)
 
     app.add_middleware(service.polls.middleware)
-    async with serving(app) as port:
-        connection = await ask(port, "/jobs?wait=0")
-        assert (await connection.answer())[::2] == (418, b"deadline")
-        connection.hang_up()
+    async with asking(app) as ask:
+        assert (await (await ask("/jobs?wait=0")).answer())[::2] == (418, b"deadline")
 
 
 @pytest.mark.parametrize("annotation", [Annotated[Poll, long_poll], Poll])

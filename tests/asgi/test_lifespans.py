@@ -1,6 +1,7 @@
 """Objects at the level of a module, under consecutive lifespans, each on a loop of its own."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from helpers import iterations
@@ -11,14 +12,10 @@ from purgatory import IdleTracker, Purgatory, PurgatoryClosed, PurgatoryFull, Th
 @pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory])
 def test_closed_purgatory_opens_with_next_lifespan(run, kind):
     purgatory = kind("module's", max_pending=1)
-    results: list[str] = []
+    is_plain = kind is Purgatory
 
-    async def wait(value: int) -> None:
-        await (
-            purgatory.wait_for(lambda: results, ["key"])
-            if kind is Purgatory
-            else purgatory.wait("key", value)
-        )
+    def wait(value: int) -> Any:
+        return purgatory.receive("key") if is_plain else purgatory.wait("key", value)
 
     async def lifespan() -> None:
         for number in (1, 2):  # also on the same loop
@@ -28,14 +25,9 @@ def test_closed_purgatory_opens_with_next_lifespan(run, kind):
                 assert purgatory.pending == 1
                 with pytest.raises(PurgatoryFull):
                     await wait(9)
-                if kind is Purgatory:
-                    results.append("x")
-                    assert purgatory.check_and_complete("key") == 1
-                    results.clear()
-                else:
-                    assert purgatory.advance("key", number) == 1
-                    purgatory.forget("key")
+                assert (purgatory.deliver if is_plain else purgatory.advance)("key", number) == 1
                 await waiting
+                assert is_plain or purgatory.forget("key")
             with pytest.raises(PurgatoryClosed):
                 await wait(1)
 

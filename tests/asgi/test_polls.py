@@ -852,21 +852,26 @@ class Work:
 
 
 class Running(Service):
-    """An application that runs what `work` returns."""
+    """An application that runs what `work` returns, perhaps as a predicate."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__()
+    def __init__(self, work: Callable[[], Any], way: str = "run") -> None:
+        super().__init__(way)
         self.work = work
 
     async def wait(self, poll: Poll) -> Outcome[Any]:
-        self.outcomes.append(await poll.run(self.work()))
+        is_run = self.way == "run"
+        waiting = (
+            poll.run(self.work()) if is_run else poll.wait_for(self.purgatory, self.work, ["k"])
+        )
+        self.outcomes.append(await waiting)
         return self.outcomes[-1]
 
 
 @on_virtual_time
 @pytest.mark.parametrize("end", [Ending.DEADLINE, Ending.GONE, Ending.STOPPING])
 @pytest.mark.parametrize("is_in_group", [False, True])
-async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group):
+@pytest.mark.parametrize("way", ["run", "predicate"])
+async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group, way):
     work = Work()
 
     async def group() -> None:
@@ -874,7 +879,7 @@ async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group):
             group.create_task(work())
             group.create_task(asyncio.sleep(100))
 
-    service = Running(group if is_in_group else work)
+    service = Running(group if is_in_group else work, way)
     request = Request(service.app, b"wait=5")
     await asyncio.sleep(2)
     if end is Ending.GONE:

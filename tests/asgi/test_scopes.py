@@ -23,8 +23,7 @@ from purgatory.asgi import Ending, LongPolls
 
 
 class Scoped(Service):
-    """A request that waits within `around`, and everything that may end it, each a method without
-    arguments.
+    """A request that waits within `around`, and everything that may end it.
 
     Attributes:
         went_on: whether the endpoint came to its end.
@@ -39,65 +38,52 @@ class Scoped(Service):
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         task = asyncio.current_task()
-        assert task is not None
         before = task.cancelling()
         try:
             if self.around == "nothing":
                 await self.body(scope)
             elif self.around == "timeout":
-                async with asyncio.timeout(None) as self.timeout:
+                async with asyncio.timeout(None) as timeout:
+                    self.end = lambda: timeout.reschedule(asyncio.get_running_loop().time())
                     await self.body(scope)
             elif self.around == "anyio":
-                with anyio.CancelScope() as self.scope:
+                with anyio.CancelScope() as around:
+                    self.end = around.cancel
                     await self.body(scope)
-                self.ended_by_scope = self.scope.cancelled_caught
+                self.ended_by_scope = around.cancelled_caught
             else:
                 async with asyncio.TaskGroup() as group:
-                    self.sibling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    group.create_task(self.fail())
+                    sibling = asyncio.get_running_loop().create_future()
+                    self.end = lambda: sibling.done() or sibling.set_exception(LookupError())
+                    child = group.create_task(asyncio.wait_for(sibling, None))
                     await self.body(scope)
-                    self.sibling.cancel()
+                    child.cancel()
         except (TimeoutError, ExceptionGroup):
             self.ended_by_scope = True
         # In 3.11 a group of tasks does not take its own cancellation back.
         assert task.cancelling() == before or self.around == "group"
         await iterations(5)  # where a cancellation that was left behind would strike
 
-    async def fail(self) -> None:
-        await self.sibling
-        raise LookupError
-
     async def body(self, scope: Any) -> None:
         await self.wait(self.polls.poll(scope))
         await iterations(5)
         self.went_on = True
 
-    def leave(self) -> None:
-        self.request.leave()
-
-    def stop(self) -> None:
-        self.polls.stop()
-
-    def cancel(self) -> None:
-        self.request.task.cancel()
-
     def end_scope(self) -> None:
-        if self.went_on or self.request.task.done():
-            return
-        if self.around == "timeout":
-            self.timeout.reschedule(asyncio.get_running_loop().time())
-        elif self.around == "anyio":
-            self.scope.cancel()
-        elif not self.sibling.done():
-            self.sibling.set_result(None)
+        if not self.went_on and not self.request.task.done():
+            self.end()
 
     async def run(self, events: tuple[str, ...], pause: int) -> bool:
         """Applies the events to a request, `pause` iterations apart, and returns whether the
         request was cancelled."""
         self.request = Request(self.app)
         await iterations(20)
+        methods = {
+            "satisfy": self.satisfy, "leave": self.request.leave, "stop": self.polls.stop,
+            "cancel": self.request.task.cancel, "end_scope": self.end_scope,
+        }  # fmt: skip
         for event in events:
-            getattr(self, event)()
+            methods[event]()
             await iterations(pause)
         await asyncio.wait([self.request.task])
         self.check_nothing_is_left()
@@ -179,31 +165,6 @@ async def test_cancelled_server_scope_ends_the_wait(way):
 
 
 @on_virtual_time
-async def test_asynchronous_predicate_cleans_up_undisturbed():
-    log: list[str] = []
-
-    async def look() -> None:
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(1)
-            log.append("cleaned up")
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        endings.append((await polls.poll(scope).wait_for(Purgatory(), look, ["key"])).ending)
-
-    polls, endings = LongPolls(signals=()), []
-    for end in (lambda request: request.leave(), lambda _: polls.stop()):
-        request = Request(polls.middleware(answer))
-        await asyncio.sleep(1)
-        end(request)
-        await request.done()
-    assert endings == [Ending.GONE, Ending.STOPPING]
-    assert log == ["cleaned up"] * 2
-    assert asyncio.get_running_loop().time() == 4.0
-
-
-@on_virtual_time
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_value_returned_after_cancellation_is_satisfied(leaves):
     async def stubborn() -> str:
@@ -258,19 +219,13 @@ class Unread(Request):
 
 
 class Stream:
-    """Held polls whose streams are the user's own."""
+    """Held polls whose streams are the user's own, and take `farewell` seconds to end."""
 
-    def __init__(self, *, behind_middleware: bool = False) -> None:
-        self.polls = LongPolls(signals=())
-        self.farewell = 0.0
-        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self.through)]
-        starlette = Starlette(
-            routes=[Route("/", self.answer)], middleware=middleware if behind_middleware else []
-        )
+    def __init__(self, farewell: float = 0.0, *, is_behind: bool = False) -> None:
+        self.polls, self.farewell = LongPolls(signals=()), farewell
+        behind = [Middleware(BaseHTTPMiddleware, dispatch=lambda request, call: call(request))]
+        starlette = Starlette(routes=[Route("/", self.answer)], middleware=behind * is_behind)
         self.app = self.polls.middleware(starlette)
-
-    async def through(self, request: Any, call_next: Any) -> Any:
-        return await call_next(request)
 
     async def answer(self, request: Any) -> StreamingResponse:
         poll = self.polls.poll(request.scope)
@@ -285,30 +240,18 @@ class Stream:
 
 
 @on_virtual_time
-@pytest.mark.parametrize("behind_middleware", [False, True])
-async def test_stop_ends_held_streams_of_users_own(behind_middleware):
-    stream = Stream(behind_middleware=behind_middleware)
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize(("farewell", "end"), [(0.0, 2.0), (0.5, 1.5), (30.0, 2.0)])
+async def test_held_stream_has_a_second_to_end(farewell, end, is_behind):
+    stream = Stream(farewell, is_behind=is_behind)
     requests = [Unread(stream.app) for _ in range(3)]
-    await asyncio.sleep(100)
+    await asyncio.sleep(1)
     assert stream.polls.open == 3
     await stream.polls.aclose()
-    assert asyncio.get_running_loop().time() == 101.0
     for request in requests:
         await request.done()
         assert request.task.cancelling() == 0
-    assert stream.polls.open == 0
-
-
-@on_virtual_time
-@pytest.mark.parametrize(("farewell", "end"), [(0.5, 1.5), (30.0, 2.0)])
-async def test_held_stream_has_a_second_to_end(farewell, end):
-    stream = Stream()
-    stream.farewell = farewell
-    request = Unread(stream.app)
-    await asyncio.sleep(1)
-    await stream.polls.aclose()
-    await request.done()
-    assert asyncio.get_running_loop().time() == end
+    assert (asyncio.get_running_loop().time(), stream.polls.open) == (end, 0)
     is_whole = request.answer[-1].get("more_body") is False
     assert is_whole is (end == 1.5)
     await asyncio.sleep(5)  # a request that has ended is not cut off

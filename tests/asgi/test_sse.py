@@ -23,18 +23,19 @@ pytestmark = pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 
 
 class News:
-    def __init__(self, *, stream: Any = None, **options: Any) -> None:
+    def __init__(self, *items: str, stream: Any = None, **options: Any) -> None:
         self.versions: Versions[str] = Versions(epoch="e")
         self.stream_options = {"ping": 0, **(stream or {})}
         self.polls = LongPolls(signals=(), **options)
         self.items: list[str] = []
+        for item in items:
+            self.publish(item)
         app = Starlette(routes=[Route("/", self.stream)])
         self.app = self.polls.middleware(app)
 
     async def stream(self, request: StarletteRequest) -> Response:
-        return event_source(
-            self.polls.poll(request.scope), self.versions, "news", self.read, **self.stream_options
-        )
+        poll = self.polls.poll(request.scope)
+        return event_source(poll, self.versions, "news", self.read, **self.stream_options)
 
     def read(self, seen: int) -> list[tuple[int, str]]:
         return list(enumerate(self.items[seen:], seen + 1))
@@ -70,8 +71,7 @@ def event(number: int, data: str) -> str:
 
 @on_virtual_time
 async def test_stream_sends_past_and_future_events():
-    news = News()
-    news.publish("one")
+    news = News("one")
     request = Request(news.app)
     slow = Reader(news.app, "event", 59.0)
     await asyncio.sleep(1)
@@ -103,9 +103,7 @@ async def test_stream_sends_past_and_future_events():
     ],
 )
 async def test_stream_resumes_after_last_event_id(header, query, first):
-    news = News()
-    for number in (1, 2, 3):
-        news.publish(str(number))
+    news = News("1", "2", "3")
     headers = {} if header is None else {"Last-Event-ID": header}
     request = Request(news.app, f"last-event-id={query}".encode() if query else b"", headers)
     await asyncio.sleep(1)
@@ -115,34 +113,10 @@ async def test_stream_resumes_after_last_event_id(header, query, first):
     await request.done()
 
 
-@pytest.mark.parametrize("ending", ["leaves", "stops", "lives on"])
-def test_streams_resume_on_the_next_loop(virtual, ending):
-    news = News(max_open=1)
-
-    async def main() -> str:
-        request = Request(news.app, headers={"Last-Event-ID": f"e-{len(news.items)}"})
-        await asyncio.sleep(1)
-        news.publish(f"number {len(news.items) + 1}")
-        await asyncio.sleep(1)
-        content = request.content.decode()
-        if ending == "leaves":
-            request.leave()
-        elif ending == "stops":
-            news.polls.stop()
-        if ending != "lives on":  # until the loop cancels the remaining tasks
-            await request.done()
-        return content
-
-    assert [virtual(main) for _ in range(3)] == [
-        event(number, f"number {number}") for number in (1, 2, 3)
-    ]
-
-
 @on_virtual_time
 @pytest.mark.parametrize("message", ["", "start", "event", "ping", "end"])
 async def test_stop_ends_streams_read_or_not(message):
-    news = News(stream={"ping": 5 if message else 0, "send_timeout": inf})
-    news.publish("one")
+    news = News("one", stream={"ping": 5 if message else 0, "send_timeout": inf})
     requests = [Reader(news.app, message) for _ in range(3)]
     await asyncio.sleep(100)
     assert news.polls.open == 3
@@ -157,12 +131,10 @@ async def test_stop_ends_streams_read_or_not(message):
 @on_virtual_time
 @pytest.mark.parametrize("grace", [0.0, 30.0])
 async def test_stream_begun_at_the_stop_ends_with_it(grace):
-    news = News(grace=grace)
-    news.publish("one")
+    news = News("one", grace=grace, stream={"send_timeout": inf})
 
     async def stopping(scope: Any, receive: Any, send: Any) -> None:
-        poll = news.polls.poll(scope)
-        response = event_source(poll, news.versions, "news", news.read, ping=0, send_timeout=inf)
+        response = await news.stream(StarletteRequest(scope))
         news.polls.stop()
         await response(scope, receive, send)
 
@@ -175,9 +147,7 @@ async def test_stream_begun_at_the_stop_ends_with_it(grace):
     ("message", "ping", "end"), [("start", 0, 60.0), ("event", 0, 60.0), ("ping", 5, 65.0)]
 )
 async def test_send_timeout_ends_the_stream_without_later_events(message, ping, end):
-    news = News(stream={"ping": ping})
-    for number in (1, 2, 3):
-        news.publish(str(number))
+    news = News("1", "2", "3", stream={"ping": ping})
     request = await Reader(news.app, message).done()
     assert (asyncio.get_running_loop().time(), news.polls.open) == (end, 0)
     assert kind_of(request.answer[-1]) == message
@@ -234,21 +204,16 @@ async def test_malformed_wait_of_a_stream_is_400():
 
 
 async def test_invalid_option_is_refused_before_registration():
-    news = News()
-
-    async def stream(scope: Any, receive: Any, send: Any) -> None:
-        refused = {
-            "ping must be zero or more seconds, not {}": ("ping", [-1.0, nan, inf]),
-            "send_timeout must be more than zero seconds, not {}": ("send_timeout", [0.0, nan]),
-        }
-        for complaint, (name, values) in refused.items():
-            for value in values:
-                with pytest.raises(ValueError, match=complaint.format(value)):
-                    poll = news.polls.poll(scope)
-                    event_source(poll, news.versions, "news", news.read, **{name: value})
-        assert news.polls.open == 0
-
-    await Request(news.polls.middleware(stream)).done()
+    refused = {
+        "ping must be zero or more seconds, not": ("ping", [-1.0, nan, inf]),
+        "send_timeout must be more than zero seconds, not": ("send_timeout", [0.0, nan]),
+    }
+    for complaint, (name, values) in refused.items():
+        for value in values:
+            news = News(stream={name: value})
+            with pytest.raises(ValueError, match=f"{complaint} {value}"):
+                await Request(news.app).done()
+            assert news.polls.open == 0
 
 
 @pytest.mark.parametrize(

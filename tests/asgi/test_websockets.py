@@ -5,6 +5,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from asgi_requests import Message, Request
 from helpers import iterations
 from loops import on_virtual_time
 
@@ -12,7 +13,6 @@ from purgatory import Purgatory
 from purgatory.asgi import Ending, LongPolls, Outcome
 from purgatory.asgi._request import READ_AHEAD
 
-Message = dict[str, Any]
 LEFT = {"type": "websocket.disconnect", "code": 1001, "reason": "going away"}
 
 
@@ -20,23 +20,15 @@ def text(words: str) -> Message:
     return {"type": "websocket.receive", "text": words, "bytes": None}
 
 
-class Socket:
+class Socket(Request):
     """A WebSocket to an application, as a server makes it; the client has connected."""
 
     def __init__(self, app: Any, query: bytes = b"") -> None:
-        self.messages: asyncio.Queue[Message] = asyncio.Queue()
-        self.sent: list[Message] = []
-        self.scope = {
-            "type": "websocket",
-            "query_string": query,
-            "headers": [],
-            "client": ("192.0.2.1", 1),
-        }
-        self.messages.put_nowait({"type": "websocket.connect"})
-        self.task = asyncio.create_task(app(self.scope, self.messages.get, self.send))
+        async def as_socket(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope | {"type": "websocket"}, receive, send)
 
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
+        super().__init__(as_socket, query)
+        self.say({"type": "websocket.connect"})
 
     def say(self, *messages: Message) -> None:
         for message in messages:
@@ -78,11 +70,7 @@ class Board:
 async def test_satisfied_wait_keeps_message_order(query):
     board = Board()
     socket = Socket(board.app, query)
-    spoken = [
-        text("one"),
-        {"type": "websocket.receive", "bytes": b"two"},
-        {"type": "websocket.receive", "text": "three"},
-    ]
+    spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, text("three")]
     socket.say(*spoken)
     await iterations(30)
     assert board.polls.open == 1
@@ -122,11 +110,11 @@ async def test_each_ending_has_the_code_to_close_with(query, end, ending, code):
     assert [(each.ending, each.close_code) for each in board.outcomes] == [(ending, code)]
     board.polls.stop()
     if end == "leave":  # its own close is not answered by ours
-        assert [message["type"] for message in socket.sent] == ["websocket.accept"]
+        assert [message["type"] for message in socket.answer] == ["websocket.accept"]
         await socket.task
         assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
     else:
-        assert socket.sent[-1]["code"] == code
+        assert socket.answer[-1]["code"] == code
         socket.say(LEFT)
         await socket.task
         await iterations(10)
@@ -138,7 +126,7 @@ async def test_every_reason_fits_into_a_close_frame(character):
     board = Board()
     socket = Socket(board.app, b"wait=" + character * 99)
     await iterations(10)
-    reason = socket.sent[-1]["reason"]
+    reason = socket.answer[-1]["reason"]
     assert reason.startswith("wait must be a number of seconds")
     assert len(reason.encode()) <= 123
     socket.task.cancel()
