@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from pathlib import Path
@@ -28,6 +29,13 @@ from purgatory.journal import CHECKS, FOLDERS, Journal, _journal, _writer
 from purgatory.journal._writer import MAX_PLAIN_ROWS
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """A journal in `tmp_path`; tests that read its rows close it."""
+    with Journal(tmp_path) as journal:
+        yield journal
 
 
 @pytest.fixture
@@ -62,17 +70,16 @@ def summary(row: dict[str, Any]) -> tuple[Any, ...]:
 
 @on_virtual_time
 async def test_each_row_says_what_became_of_an_operation(tmp_path, at_noon):
-    with Journal(tmp_path) as journal:
-        async with Purgatory("letters", observer=journal) as purgatory:
-            first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
-            purgatory.try_complete_else_watch(first, ["a", "b"])
-            purgatory.try_complete_else_watch(second, [7])
-            await asyncio.sleep(1.5)
-            purgatory.check_and_complete("a")
-            first.ready = True
-            await asyncio.sleep(1.0)
-            purgatory.check_and_complete("b")
-            await asyncio.sleep(30.0)
+    async with Journal(tmp_path) as journal, Purgatory("letters", observer=journal) as purgatory:
+        first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
+        purgatory.try_complete_else_watch(first, ["a", "b"])
+        purgatory.try_complete_else_watch(second, [7])
+        await asyncio.sleep(1.5)
+        purgatory.check_and_complete("a")
+        first.ready = True
+        await asyncio.sleep(1.0)
+        purgatory.check_and_complete("b")
+        await asyncio.sleep(30.0)
 
     one, two = read(tmp_path)
     names = {"run_id": journal.run_id, "purgatory": "letters"}
@@ -109,185 +116,155 @@ WAYS_TO_END = {
 }
 
 
-CASES = [
-    *((way, ["key"], {"timeout": 5.0}) for way in WAYS_TO_END),
-    *((way, ["other", "key"], {"deadline": 5.0}) for way in WAYS_TO_END),
-    *((way, ["key"], {}) for way in ("at once", "check", "cancel")),
-]
+TIMED = ("deadline", "missed", "its last try raises")
 
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("way", "keys", "timeout"),
-    CASES,
-    ids=[" ".join([way, *keys, *timeout]) for way, keys, timeout in CASES],
+    ("keys", "timeout", "way"),
+    [
+        *((["key"], {"timeout": 5.0}, way) for way in WAYS_TO_END),
+        *((["other", "key"], {"deadline": 5.0}, way) for way in WAYS_TO_END),
+        *((["key"], {}, way) for way in WAYS_TO_END if way not in TIMED),
+    ],
 )
 async def test_however_an_operation_ends_its_row_says_so(
     reports, tmp_path, at_noon, way, keys, timeout
 ):
-    times_out = way in ("deadline", "missed", "its last try raises")
+    times_out = way in TIMED
     if way == "expired at once":
         timeout = {"timeout": -1.0}
 
-    with Journal(tmp_path) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            operation = Probe(**timeout)
-            others = [Probe() for _ in range(3)] if way == "check among others" else []
-            for other in others[:2]:
-                purgatory.try_complete_else_watch(other, ["key"])
-            operation.ready = way == "at once"
-            operation.trying = raiser(ValueError()) if way == "its first try raises" else None
-            purgatory.try_complete_else_watch(operation, keys)
-            for other in others[2:]:
-                purgatory.try_complete_else_watch(other, ["key"])
-            await asyncio.sleep(0 if operation.is_completed else 1.0)
-            if way == "the third check":
-                purgatory.check_and_complete("key")
-                purgatory.check_and_complete(keys[0])
-            operation.ready = way != "deadline"
-            if "try raises" in way:
-                operation.trying = raiser(ValueError())
-            if "check" in way:
-                purgatory.check_and_complete("key")
-            elif way == "from outside":
-                operation.force_complete()
-            elif way == "cancel":
-                operation.cancel()
-            elif times_out:
-                await asyncio.sleep(10.0)
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        operation = Probe(**timeout)
+        others = [Probe() for _ in range(3)] if way == "check among others" else []
+        for other in others[:2]:
+            purgatory.try_complete_else_watch(other, ["key"])
+        operation.ready = way == "at once"
+        operation.trying = raiser(ValueError()) if way == "its first try raises" else None
+        purgatory.try_complete_else_watch(operation, keys)
+        for other in others[2:]:
+            purgatory.try_complete_else_watch(other, ["key"])
+        await asyncio.sleep(0 if operation.is_completed else 1.0)
+        if way == "the third check":
+            purgatory.check_and_complete("key")
+            purgatory.check_and_complete(keys[0])
+        operation.ready = way != "deadline"
+        if "try raises" in way:
+            operation.trying = raiser(ValueError())
+        if "check" in way:
+            purgatory.check_and_complete("key")
+        elif way == "from outside":
+            operation.force_complete()
+        elif way == "cancel":
+            operation.cancel()
+        elif times_out:
+            await asyncio.sleep(10.0)
 
     rows = (row for row in read(tmp_path) if row["keys"] == keys)
     row = next(row for row in rows if row["outcome"] == WAYS_TO_END[way][0])
     assert summary(row) == WAYS_TO_END[way]
     waited = 0.0 if "at once" in way or "first" in way else 5.0 if times_out else 1.0
     assert (row["started_at"], row["ended_at"]) == (START, after(waited))
-    if way == "expired at once":
-        assert row["timeout_s"] == 0.0
-    elif row["ended_at"] == START and "deadline" in timeout:
-        assert row["timeout_s"] == 5.0
-    else:
-        assert row["timeout_s"] == (None if not timeout else 5.0)
+    timeout_s = 0.0 if way == "expired at once" else 5.0 if timeout else None
+    assert row["timeout_s"] == timeout_s
 
 
 @on_virtual_time
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2e6, None])
+@pytest.mark.parametrize("timeout", [inf, 1e300, 2e6, None])
 @pytest.mark.parametrize("start", [1e9])
 async def test_start_is_known_with_a_huge_timeout(tmp_path, at_noon, timeout, start):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            await asyncio.sleep(0.25)
-            purgatory.try_complete_else_watch(Probe(timeout), ["key"])
-            await asyncio.sleep(0.5)
-            purgatory.cancel_for_key("key")
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await asyncio.sleep(0.25)
+        purgatory.try_complete_else_watch(Probe(timeout), ["key"])
+        await asyncio.sleep(0.5)
+        purgatory.cancel_for_key("key")
 
     [row] = read(tmp_path)
     assert row["ended_at"] - row["started_at"] == timedelta(seconds=0.5)
-    assert row["timeout_s"] == (None if timeout in (None, float("inf")) else timeout)
+    assert row["timeout_s"] == (None if timeout in (None, inf) else timeout)
 
 
 @on_virtual_time
 async def test_checks_are_summed_by_key_and_second(tmp_path, at_noon):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            for second in range(2):
-                alone, *crowd = (Probe() for _ in range(4))
-                purgatory.try_complete_else_watch(alone, ["alone"])
-                for operation in crowd:
-                    purgatory.try_complete_else_watch(operation, ["crowd"])
-                purgatory.check_and_complete("nobody")
-                purgatory.check_and_complete("alone")
-                purgatory.check_and_complete("crowd")
-                await asyncio.sleep(0.5)
-                alone.ready = crowd[0].ready = True
-                purgatory.check_and_complete("alone")
-                purgatory.check_and_complete("crowd")
-                for operation in crowd:
-                    operation.cancel()
-                await asyncio.sleep(0.5 + second)
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        for second in range(2):
+            last, alone, *crowd = (Probe() for _ in range(5))
+            alone.completing = lambda _: purgatory.check_and_complete("nested")
+            purgatory.try_complete_else_watch(last, ["nested"])
+            purgatory.try_complete_else_watch(alone, ["alone"])
+            for operation in crowd:
+                purgatory.try_complete_else_watch(operation, ["crowd"])
+            purgatory.check_and_complete("nobody")
+            purgatory.check_and_complete("alone")
+            purgatory.check_and_complete("crowd")
+            await asyncio.sleep(0.5)
+            alone.ready = crowd[0].ready = last.ready = True
+            purgatory.check_and_complete("alone")
+            purgatory.check_and_complete("crowd")
+            for operation in crowd:
+                operation.cancel()
+            await asyncio.sleep(0.5 + second)
 
     rows = sorted(
         (row["key"], row["second"], row["checks"], row["tried"], row["completed"])
         for row in read(tmp_path, "checks")
     )
     assert rows == [
-        (key, after(second), 2, tried, 1)
-        for key, tried in (("alone", 2), ("crowd", 6))
+        (key, after(second), checks, tried, 1)
+        for key, checks, tried in (("alone", 2, 2), ("crowd", 2, 6), ("nested", 1, 1))
         for second in range(2)
     ]
 
 
 @on_virtual_time
-async def test_nested_check_is_counted(tmp_path):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            last = Probe(ready=False)
+async def test_hashed_keys_are_nowhere_in_the_files(tmp_path, caplog):
+    def hashed(key: str) -> str:
+        if "fails" in key:
+            raise LookupError
+        return hashlib.sha256(key.encode()).hexdigest()[:8]
 
-            def complete(_):
-                last.ready = True
-                purgatory.check_and_complete("last")
+    async with (
+        Journal(tmp_path, key_of=hashed) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        operation = Probe()
+        purgatory.try_complete_else_watch(operation, ["alice@example.org"])
+        operation.ready = True
+        purgatory.check_and_complete("alice@example.org")
+        purgatory.try_complete_else_watch(Probe(), ["alice fails"])
 
-            first = Probe(completing=complete)
-            purgatory.try_complete_else_watch(first, ["first"])
-            purgatory.try_complete_else_watch(last, ["last"])
-            first.ready = True
-            purgatory.check_and_complete("first")
-
-    assert sorted(row["ended_by"] for row in read(tmp_path)) == ["first", "last"]
-    checks = [(row["key"], row["tried"], row["completed"]) for row in read(tmp_path, "checks")]
-    assert sorted(checks) == [("first", 1, 1), ("last", 1, 1)]
-
-
-def hashed(key: object) -> str:
-    return hashlib.sha256(str(key).encode()).hexdigest()[:8]
-
-
-@on_virtual_time
-async def test_hashed_keys_are_nowhere_in_the_files(tmp_path):
-    with Journal(tmp_path, key_of=hashed) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            operation = Probe()
-            purgatory.try_complete_else_watch(operation, ["alice@example.org"])
-            operation.ready = True
-            purgatory.check_and_complete("alice@example.org")
-
-    [row], [check] = read(tmp_path), read(tmp_path, "checks")
+    [row, failed], [check] = read(tmp_path), read(tmp_path, "checks")
     assert row["keys"] == [row["ended_by"]] == [check["key"]] == [hashed("alice@example.org")]
     assert not any(b"alice" in file.read_bytes() for file in tmp_path.glob("*/*"))
-
-
-@on_virtual_time
-async def test_failing_key_of_hides_the_key(tmp_path, caplog):
-    with Journal(tmp_path, key_of=lambda key: 1 // 0) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            purgatory.try_complete_else_watch(Probe(), ["alice"])
-
-    assert [row["keys"] for row in read(tmp_path)] == [["<str>"]]
+    assert failed["keys"] == ["<str>"]
     assert "key_of failed" in caplog.text and "alice" not in caplog.text
 
 
 @on_virtual_time
-async def test_a_journal_does_not_keep_operations_alive(tmp_path):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            operation = Probe()
-            purgatory.try_complete_else_watch(operation, ["key"])
-            purgatory.check_and_complete("key")
-            operation.cancel()
-            gone = weakref.ref(operation)
-            del operation
-            gc.collect()
-            assert gone() is None
+async def test_a_journal_does_not_keep_operations_alive(journal):
+    async with Purgatory(observer=journal) as purgatory:
+        operation = Probe()
+        purgatory.try_complete_else_watch(operation, ["key"])
+        purgatory.check_and_complete("key")
+        operation.cancel()
+        gone = weakref.ref(operation)
+        del operation
+        gc.collect()
+        assert gone() is None
+
+
+async def operations(purgatory, count=1):
+    for _ in range(count):
+        purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
 
 
 @on_virtual_time
-async def test_a_journal_serves_one_purgatory(reports, tmp_path):
-    with Journal(tmp_path) as journal:
-        async with (
-            Purgatory("one", observer=journal) as one,
-            Purgatory("two", observer=journal) as two,
-        ):
-            one.try_complete_else_watch(Probe(ready=True), ["key"])
-            two.try_complete_else_watch(Probe(ready=True), ["key"])
+async def test_a_journal_serves_one_purgatory(reports, tmp_path, journal):
+    for name in ("one", "two"):
+        async with Purgatory(name, observer=journal) as purgatory:
+            await operations(purgatory)
+    journal.close()
 
     assert [row["purgatory"] for row in read(tmp_path)] == ["one"]
     assert "this journal belongs to another purgatory, 'one'" in str(reports[0]["exception"])
@@ -296,18 +273,12 @@ async def test_a_journal_serves_one_purgatory(reports, tmp_path):
 @on_virtual_time
 @pytest.mark.parametrize("name", ["letters", ""])
 async def test_checks_before_the_first_operation_are_kept(tmp_path, never_polls, name):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(name, observer=journal) as purgatory:
-            purgatory.try_complete_else_watch(Probe(), ["key"])
-            purgatory.check_and_complete("key")
-            await asyncio.to_thread(journal._writer._poll, False)
+    async with Journal(tmp_path) as journal, Purgatory(name, observer=journal) as purgatory:
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        purgatory.check_and_complete("key")
+        await asyncio.to_thread(journal._writer._poll, False)
 
     assert [(row["purgatory"], row["tried"]) for row in read(tmp_path, "checks")] == [(name, 1)]
-
-
-async def operations(purgatory, count):
-    for _ in range(count):
-        purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
 
 
 async def test_files_are_finished_by_size(tmp_path):
@@ -348,7 +319,7 @@ async def test_files_are_finished_by_age(tmp_path):
         Journal(tmp_path, file_seconds=0.01) as journal,
         Purgatory(observer=journal) as purgatory,
     ):
-        await operations(purgatory, 1)
+        await operations(purgatory)
         while not read(tmp_path):  # the test's own timeout is the bound
             await asyncio.sleep(0.01)
         assert journal.statistics().written == 1
@@ -369,7 +340,7 @@ async def test_dropped_operations_are_logged_and_leave_gap(tmp_path, never_polls
         ]
         await asyncio.to_thread(journal._writer._poll, False)
         assert run_counts(tmp_path) == [2_500]  # left behind by a crash
-        await operations(purgatory, 1)
+        await operations(purgatory)
     statistics = journal.statistics()
 
     assert (statistics.written, statistics.dropped) == (2_001, 500)
@@ -478,9 +449,11 @@ def test_files_of_a_killed_process_are_complete(tmp_path):
 @on_virtual_time
 async def test_files_age_while_the_queue_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "MAX_BATCH", 1)
-    with Journal(tmp_path, file_seconds=1e-9) as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 20)
+    async with (
+        Journal(tmp_path, file_seconds=1e-9) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        await operations(purgatory, 20)
     statistics = journal.statistics()
 
     assert statistics.files >= statistics.written == 20
@@ -567,14 +540,13 @@ def test_reentered_journal_begins_a_new_run(run, tmp_path, caplog, is_async):
     module_level, runs = Purgatory("letters", observer=journal), []
 
     async def lifespan() -> None:
-        purgatory = module_level if is_async else Purgatory("letters", observer=journal)
         if is_async:
-            async with journal, purgatory:
-                purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+            async with journal, module_level:
+                await operations(module_level)
         else:
             with journal:
-                async with purgatory:
-                    purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+                async with Purgatory("letters", observer=journal) as purgatory:
+                    await operations(purgatory)
 
     for _ in range(3):
         run(lifespan)
@@ -593,7 +565,7 @@ async def test_drops_after_close_are_logged_once(tmp_path, caplog):
         purgatory = Purgatory("letters", observer=journal)
         async with purgatory:
             with journal:
-                await operations(purgatory, 1)
+                await operations(purgatory)
             assert journal.close() == journal.close()
             await operations(purgatory, 3)
         statistics = journal.statistics()
@@ -603,41 +575,36 @@ async def test_drops_after_close_are_logged_once(tmp_path, caplog):
         ] * number
 
 
-SURROGATE = "a\ud800b"
-ESCAPED = "a\\ud800b"
-
-
 @on_virtual_time
 async def test_lone_surrogates_are_escaped_everywhere(tmp_path, caplog):
-    with Journal(tmp_path) as journal:
-        async with Purgatory(SURROGATE, observer=journal) as purgatory:
-            purgatory.try_complete_else_watch(Probe(ready=True), ["before"])
-            waiting = Probe()
-            purgatory.try_complete_else_watch(waiting, ["x", SURROGATE])
-            waiting.ready = True
-            purgatory.check_and_complete(SURROGATE)
-            purgatory.try_complete_else_watch(Probe(ready=True), ["after"])
+    name, escaped = "a\ud800b", "a\\ud800b"
+    async with Journal(tmp_path) as journal, Purgatory(name, observer=journal) as purgatory:
+        await operations(purgatory)
+        waiting = Probe()
+        purgatory.try_complete_else_watch(waiting, ["x", name])
+        waiting.ready = True
+        purgatory.check_and_complete(name)
+        await operations(purgatory)
 
     rows = read(tmp_path)
-    assert [row["keys"] for row in rows] == [["before"], ["x", ESCAPED], ["after"]]
-    assert rows[1]["ended_by"] == ESCAPED
-    assert {row["purgatory"] for row in rows} == {ESCAPED}
-    assert [row["key"] for row in read(tmp_path, "checks")] == [ESCAPED]
+    assert [row["keys"] for row in rows] == [["key"], ["x", escaped], ["key"]]
+    assert rows[1]["ended_by"] == escaped
+    assert {row["purgatory"] for row in rows} == {escaped}
+    assert [row["key"] for row in read(tmp_path, "checks")] == [escaped]
     assert (journal.statistics().lost, journal.statistics().lost_checks) == (0, 0)
     assert caplog.text == ""
 
 
 @on_virtual_time
 async def test_bad_row_costs_itself_alone_and_is_counted(tmp_path, never_polls, caplog):
-    with Journal(tmp_path) as journal:
-        async with Purgatory("letters", observer=journal) as purgatory:
-            purgatory.try_complete_else_watch(Probe(ready=True), ["first"])
-            template = list(journal._writer.ended)
-            bad = [*template]
-            bad[_journal.ENDED_FIELDS.index("failed_tries")] = 2**70
-            for number in range(1500):  # two batches
-                journal._writer.ended.extend(bad if number in (3, 700, 1200) else template)
-                journal._writer.checked.extend(["key", 2**70 if number == 5 else 1, 0, 0.0])
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory)
+        template = list(journal._writer.ended)
+        bad = [*template]
+        bad[_journal.ENDED_FIELDS.index("failed_tries")] = 2**70
+        for number in range(1500):  # two batches
+            journal._writer.ended.extend(bad if number in (3, 700, 1200) else template)
+            journal._writer.checked.extend(["key", 2**70 if number == 5 else 1, 0, 0.0])
     statistics = journal.statistics()
 
     assert (statistics.written, statistics.lost, statistics.lost_checks) == (1498, 3, 1)
@@ -678,14 +645,15 @@ async def test_memory_is_bounded_by_bytes_while_writing_fails(tmp_path, monkeypa
 
 @on_virtual_time
 async def test_early_checks_are_bounded_by_bytes(tmp_path, never_polls):
-    with Journal(tmp_path, max_bytes=100_000) as journal:
-        async with Purgatory("letters", observer=journal) as purgatory:
-            operations_ = [Probe() for _ in range(10)]
-            for number, operation in enumerate(operations_):
-                key = f"{number:010000}"
-                purgatory.try_complete_else_watch(operation, [key])
-                purgatory.check_and_complete(key)
-            assert journal.statistics().dropped_checks == 8
+    async with (
+        Journal(tmp_path, max_bytes=100_000) as journal,
+        Purgatory("letters", observer=journal) as purgatory,
+    ):
+        for number in range(10):
+            key = f"{number:010000}"
+            purgatory.try_complete_else_watch(Probe(), [key])
+            purgatory.check_and_complete(key)
+        assert journal.statistics().dropped_checks == 8
 
 
 @pytest.mark.parametrize(
@@ -719,12 +687,11 @@ async def test_thread_is_woken_by_a_thousand_records(tmp_path, monkeypatch):
 async def test_link_at_the_next_file_is_not_followed(tmp_path, never_polls):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    with Journal(tmp_path / "journal") as journal:
-        async with Purgatory(observer=journal) as purgatory:
-            purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
-            name = f".{journal.run_id}-000000.parquet.partial"
-            (tmp_path / "journal" / "operations" / name).symlink_to(precious)
-            await asyncio.to_thread(journal._writer._write)
-            await asyncio.to_thread(journal._writer._poll, True)
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory)
+        name = f".{journal.run_id}-000000.parquet.partial"
+        (tmp_path / "operations" / name).symlink_to(precious)
+        await asyncio.to_thread(journal._writer._write)
+        await asyncio.to_thread(journal._writer._poll, True)
 
     assert precious.read_text() == "mine"
