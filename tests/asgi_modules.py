@@ -1,9 +1,12 @@
-"""Loads examples, and blocks of pages: `load(EXAMPLES / "long_poll.py")`."""
+"""Loads examples, and blocks of pages: `load(EXAMPLES / "long_poll.py")`. A client of them."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import httpx2
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -18,3 +21,9 @@ def load(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # Django looks for it there
     spec.loader.exec_module(module)
     return module
+
+
+def client_of(example: Any) -> httpx2.AsyncClient:
+    """A client of `example.app`, on the loop of the test."""
+    transport = httpx2.ASGITransport(example.app)
+    return httpx2.AsyncClient(transport=transport, base_url="http://example")

@@ -3,14 +3,12 @@
     pytest_plugins = ["browser"]           # in the test's module; do not import it, or pytest complains
     pytestmark = pytest.mark.slow
 
-    @pytest.fixture
-    def page(browser):
-        browser.get("http://127.0.0.1:8000")
-        ...                                # `browser` cleans up after each test
+    def test_page(browser):                # `browser` cleans up after each test
+        window = Window(browser, "http://127.0.0.1:8000")          # from `window`
+        window.until(lambda: window.text("h1") == "hello")
 
 It reaches 127.0.0.1 and files of this machine, and nothing else. Its log has the messages of the
-page's console. Tests that need it are skipped where Chromium and its driver are missing: `apt-get
-install chromium chromium-driver`.
+page's console.
 """
 
 import shutil

@@ -1,43 +1,52 @@
 """A server as a process on a port of its own, which a test may end and start again."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 
 from ports import free_port
 
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same purgatory as here
+    "no_proxy": "127.0.0.1",
+}
 
 
 class ServerProcess:
-    """The server of a Python program.
+    """The server of a Python program, which a `with` block starts, and kills in the end.
 
     Args:
         arguments: of Python; `{port}` stands for the port.
         ready: a path that is answered with 200 when the server is ready.
-        environment: of the process.
-        folder: the current folder of the process.
+        folder: the current folder of the process, whose modules it can import.
+        environment: more of it.
     """
 
-    def __init__(
-        self,
-        *arguments: str,
-        ready: str,
-        environment: Mapping[str, str],
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, *arguments: object, ready: str, folder: Path, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
-        self._command = [sys.executable, *(each.format(port=self.port) for each in arguments)]
-        self._ready, self._environment, self._folder = ready, environment, folder
+        self._command = [sys.executable, *(str(each).format(port=self.port) for each in arguments)]
+        path = os.pathsep.join([str(folder), ENVIRONMENT["PYTHONPATH"]])
+        self._ready, self._folder = ready, folder
+        self._environment = ENVIRONMENT | {"PYTHONPATH": path} | environment
+
+    def __enter__(self) -> "ServerProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
 
     def start(self) -> str:
         """Starts it, waits until it is ready, and returns the first answer."""
-        self.process = subprocess.Popen(self._command, cwd=self._folder, env={**self._environment})
+        self.process = subprocess.Popen(self._command, cwd=self._folder, env=self._environment)
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             try:

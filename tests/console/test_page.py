@@ -7,14 +7,15 @@ import os
 import re
 import socket
 import tracemalloc
+from collections import namedtuple
 from fractions import Fraction
 from math import inf, nan
 from time import sleep
-from typing import NamedTuple
 
 import pytest
 import uvicorn
 from asgi_requests import Request, lifespan
+from helpers import raiser
 from loops import on_asyncio, on_virtual_time
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
@@ -35,25 +36,25 @@ class Fetch(DelayedOperation[None]):
         return False
 
 
-async def ask(
-    app, path="/", headers=LOCAL, *, root_path="", client="127.0.0.1", query=b"", method="GET"
-):
-    """One request and its answer."""
+def asking(app, path="/", headers=LOCAL, query=b"", *, root_path="", host="127.0.0.1", **options):
+    """A request."""
 
     async def mounted(scope, receive, send):
         scope["root_path"] = root_path
         await app(scope, receive, send)
 
-    request = Request(mounted, query, headers, method=method, path=path, host=client)
-    await request.done()
-    return request
+    return Request(mounted, query, headers, path=path, host=host, **options)
 
 
-async def state_of(app, tag=None, **options):
+async def ask(*args, **options):
+    """A request and its answer."""
+    return await asking(*args, **options).done()
+
+
+async def state_of(app, tag=None, query=b""):
     """The state that the page gets, and its tag."""
-    answer = await ask(
-        app, "/state", LOCAL | ({} if tag is None else {"if-none-match": tag}), **options
-    )
+    headers = LOCAL | ({} if tag is None else {"if-none-match": tag})
+    answer = await ask(app, "/state", headers, query)
     assert answer.status == 200, answer.content
     return json.loads(answer.content), answer.headers["etag"]
 
@@ -78,30 +79,17 @@ async def test_visitor_who_is_not_local_gets_403(client, headers):
     rule = refusal(Request(app, headers=headers, host=client).scope)
     assert rule
     for path in PATHS:
-        answer = await ask(app, path, headers, client=client)
+        answer = await ask(app, path, headers, host=client)
         assert answer.status == 403
         assert f"This request was refused because {rule}" in answer.content.decode()
         assert b"secret" not in answer.content and b"<script" not in answer.content
-    refused = await ask(console(authorize=lambda scope: False), "/", headers, client=client)
-    expected = b"This page was not shown: console(authorize=...) has refused this request.\n"
-    assert refused.content == expected
-
-
-@on_virtual_time
-async def test_redirect_to_the_folder_keeps_the_query():
-    app = console(authorize=lambda scope: query_parameter(scope, "token") == "a b")
-    answer = await ask(app, "/purgatory", root_path="/purgatory", query=b"token=a%20b&x=%C3%A9")
-    assert (answer.status, answer.headers["location"]) == (307, "./purgatory/?token=a%20b&x=%C3%A9")
-    for query, status in ((b"token=a+b", 200), (b"", 403)):
-        answer = await ask(app, "/purgatory/state", root_path="/purgatory", query=query)
-        assert answer.status == status
 
 
 @on_virtual_time
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_authorize_alone_decides(is_async):
     def may(scope):
-        return dict(scope["headers"]).get(b"x-user") == b"operator"
+        return query_parameter(scope, "token") == "a b"
 
     async def may_later(scope):
         await asyncio.sleep(1)
@@ -109,37 +97,35 @@ async def test_authorize_alone_decides(is_async):
 
     app = console(authorize=may_later if is_async else may)
     elsewhere = {"host": "example.com", "x-forwarded-for": "192.0.2.1"}
+    refusal = b"This page was not shown: console(authorize=...) has refused this request.\n"
     for path in ("/", "/state"):
-        for headers, client, status in (
-            (elsewhere | {"x-user": "operator"}, "192.0.2.1", 200),
-            (elsewhere, "192.0.2.1", 403),
-            (LOCAL, "127.0.0.1", 403),
-        ):
-            assert (await ask(app, path, headers, client=client)).status == status
+        answer = await ask(app, path, elsewhere, b"token=a+b", host="192.0.2.1")
+        assert answer.status == 200
+        for headers, host in ((elsewhere, "192.0.2.1"), (LOCAL, "127.0.0.1")):
+            answer = await ask(app, path, headers, host=host)
+            assert (answer.status, answer.content) == (403, refusal)
 
 
 @on_virtual_time
 async def test_who_cannot_decide_lets_nobody_in():
-    def may(scope):
-        raise LookupError("the database is away")
-
-    request = Request(console(authorize=may), headers=LOCAL, host="127.0.0.1")
+    request = asking(console(authorize=raiser(LookupError("the database is away"))))
     with pytest.raises(LookupError):
         await request.done()
     assert request.answer == []
 
 
 @on_virtual_time
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense"])
-async def test_cross_site_requests_are_refused(site):
-    # A link leads to the page itself.
-    for path, value, status in (
-        ("/state", site, 403),
-        ("/", site, 200),
+@pytest.mark.parametrize(
+    ("path", "site", "status"),
+    [
+        *(("/state", site, 403) for site in ("cross-site", "same-site", "nonsense")),
+        ("/", "cross-site", 200),  # a link leads to the page itself
         ("/state", "same-origin", 200),
         ("/state", "none", 200),
-    ):
-        assert (await ask(console(), path, LOCAL | {"sec-fetch-site": value})).status == status
+    ],
+)
+async def test_cross_site_requests_are_refused(path, site, status):
+    assert (await ask(console(), path, LOCAL | {"sec-fetch-site": site})).status == status
 
 
 @on_virtual_time
@@ -190,10 +176,7 @@ async def test_the_page_asks_nobody_else_for_anything():
         ("HEAD", "/state", 404),
         ("GET", "", 307),
         *(("GET", path, 404) for path in ("/nothing", "/state/", "//state", "/State", "/../state")),
-        *(
-            ("GET", path, 404)
-            for path in ("/state\0", "/page.html", "/./state", "/%2e", "/state/x")
-        ),
+        *(("GET", path, 404) for path in ("/state\0", "/page.html", "/./state", "/state/x")),
         *((method, "/", 405) for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")),
         ("POST", "/state", 405),
     ],
@@ -219,10 +202,10 @@ async def test_it_may_be_mounted_under_any_prefix(prefix):
     app = console()
     for path in (f"{bare}/", f"{bare}/state", "/state"):  # some servers take the prefix off
         assert (await ask(app, path, root_path=prefix)).status == 200
-    answer = await ask(app, bare, root_path=prefix)
-    assert answer.status == 307
+    answer = await ask(app, bare, query=b"token=a%20b&x=%C3%A9", root_path=prefix)
     folder = {"/purgatory": "purgatory", "/a/b": "b", "/a b/ü": "%C3%BC"}[bare]
-    assert answer.headers["location"] == f"./{folder}/"
+    expected = (307, f"./{folder}/?token=a%20b&x=%C3%A9")
+    assert (answer.status, answer.headers["location"]) == expected
     assert (await ask(app, f"{bare}state", root_path=prefix)).status == 404
 
 
@@ -286,30 +269,18 @@ async def test_state_has_pending_ended_and_missed():
     assert lag == 0 and points == [[4, 1, 1, 0, 1], [1, 0, 0, 0, 0]]
 
 
-class Pair(NamedTuple):
-    name: str
-    body: bytes
-
-
-class Name(str):
-    __slots__ = ()
-
-
+Pair = namedtuple("Pair", "name body")
+Name = type("Name", (str,), {})
 BIG = bytes(range(256)) * 4096
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        BIG,
-        bytearray(BIG),
+        *(BIG, bytearray(BIG), frozenset([BIG])),
         (b"job", BIG, (BIG, "x" * 1_000_000)),
-        frozenset([BIG]),
-        Pair("x" * 1_000_000, BIG),
-        Name("x" * 1_000_000),
-        (Name("x" * 1_000_000),),
-        1 << 4_000_000,
-        -(10**4000),
+        *(Pair("x" * 1_000_000, BIG), Name("x" * 1_000_000), (Name("x" * 1_000_000),)),
+        *(1 << 4_000_000, -(10**4000)),
     ],
     ids=lambda key: type(key).__name__,
 )
@@ -325,34 +296,17 @@ def test_large_key_is_shortened_without_whole_repr(key):
 
 
 class Rude:
-    def __repr__(self):
-        raise ZeroDivisionError
+    __repr__ = raiser(ZeroDivisionError())
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        (b"key", "b'key'"),
-        (b"\xff", r"b'\xff'"),
-        (42, "42"),
-        ("42", "'42'"),
-        ("<script>", "'<script>'"),
-        ("\x1b[2J\u202e", r"'\x1b[2J\u202e'"),
-        (("job", b"7"), "('job', b'7')"),
-        (Pair("a", b"b"), "Pair('a', b'b')"),
-        (Name("a"), "'a'"),
-        (2**64, "18446744073709551616"),
-        (Ending.GONE, "<Ending.GONE: 'gone'>"),
-        (b"x" * 121, "b'" + "x" * 55 + "'...b'" + "x" * 55 + "'"),
-    ],
-)
-def test_small_key_is_shown_as_its_repr(key, text):
-    assert text_of(key, shown) == text
-
-
-def test_text_of_users_function_is_short_and_printable():
-    assert text_of("key", lambda key: "\x1b]0;title\x07\n") == "\ufffd]0;title\ufffd\ufffd"
+def test_key_is_shown_as_its_short_repr():
+    for key in (b"key", b"\xff", 42, "42", ("job", b"7"), Name("a"), 2**64, Ending.GONE):
+        assert text_of(key, shown) == repr(key)
+    assert text_of(Pair("a", b"b"), shown) == "Pair('a', b'b')"
+    assert text_of("\x1b[2J\u202e", shown) == r"'\x1b[2J\u202e'"
+    assert text_of(b"x" * 121, shown) == f"b'{'x' * 55}'...b'{'x' * 55}'"
     assert text_of(1 << 4_000_000, shown) == "<int of 4000001 bits>"
+    assert text_of("key", lambda key: "\x1b]0;title\x07\n") == "\ufffd]0;title\ufffd\ufffd"
     assert text_of("key", lambda key: "x" * 121) == "x" * 119 + "…"
     assert text_of("key", lambda key: key.no) == "(key_of raised AttributeError)"
     assert text_of(Rude(), shown).isprintable()
@@ -452,8 +406,8 @@ async def test_relay_waits_are_shown_after_reopening(tmp_path):
 async def test_worker_announces_counts_without_names():
     relay, address = Relay(), "https://example.com/purgatory/"
     async with Purgatory("private name") as jobs:
-        shown = (jobs, ThresholdPurgatory("private, too"))
-        console(*shown, polls=LongPolls(), relay=relay, address=address)
+        versions = ThresholdPurgatory("private, too")
+        console(jobs, versions, polls=LongPolls(), relay=relay, address=address)
         for number in range(3):
             jobs.try_complete_else_watch(Fetch(30), [f"private{number}"])
         about = relay.about()
@@ -512,27 +466,21 @@ async def test_page_with_a_version_gets_the_next():
 
 @on_virtual_time
 async def test_history_is_kept_five_minutes_after_last_page():
-    looks = 0
-
-    def key_of(key):
-        nonlocal looks
-        looks += 1
-        return "key"
-
+    looks = []
     async with Purgatory() as jobs:
         jobs.try_complete_else_watch(Fetch(1e6), ["key"])
-        app = console(jobs, key_of=key_of)
+        app = console(jobs, key_of=lambda key: looks.append(key) or "key")
         await asyncio.sleep(100)
-        assert looks == 0
+        assert looks == []
         await state_of(app)
         await asyncio.sleep(200)
-        assert looks == 2 * 201
+        assert len(looks) == 2 * 201
         state, _ = await state_of(app)
         assert len(state["history"]) == 201
         await asyncio.sleep(1000)
-        assert looks == 2 * 501
+        assert len(looks) == 2 * 501
         state, _ = await state_of(app)  # the clock runs again
-        assert looks == 2 * 502 and len(state["history"]) == 300
+        assert len(looks) == 2 * 502 and len(state["history"]) == 300
 
 
 def test_without_pages_the_loop_is_empty(virtual):
@@ -561,16 +509,15 @@ async def test_the_lag_of_the_loop_is_shown():
 async def test_page_beyond_max_pages_is_refused():
     app = console(Purgatory(), max_pages=1000)
     _, tag = await state_of(app)
-    headers = {**LOCAL, "if-none-match": tag}
-    page = {"headers": headers, "path": "/state", "host": "127.0.0.1"}
-    open_pages = [Request(app, **page) for _ in range(1000)]
+    page = (app, "/state", LOCAL | {"if-none-match": tag})
+    open_pages = [asking(*page) for _ in range(1000)]
     await asyncio.sleep(0.1)
-    refused = await ask(app, "/state", headers)
+    refused = await ask(*page)
     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
     for request in open_pages[:10]:
         request.leave()
     await asyncio.sleep(0.1)
-    another = Request(app, **page)
+    another = asking(*page)
     await asyncio.gather(*(request.task for request in open_pages), another.task)
     assert [request.answer for request in open_pages[:10]] == [[]] * 10
     assert {request.status for request in [*open_pages[10:], another]} == {200}
@@ -584,13 +531,11 @@ async def test_standalone_page_is_answered_at_shutdown():
     answers = asyncio.create_task(lifespan(app, "lifespan.startup"))
     await asyncio.sleep(0)
     _, tag = await state_of(app)
-    request = Request(app, headers={**LOCAL, "if-none-match": tag}, path="/state", host="127.0.0.1")
+    request = asking(app, "/state", LOCAL | {"if-none-match": tag})
     await asyncio.sleep(0.1)
     answers.cancel()
-    assert await lifespan(app, "lifespan.startup", "lifespan.shutdown") == [
-        "lifespan.startup.complete",
-        "lifespan.shutdown.complete",
-    ]
+    complete = ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert await lifespan(app, "lifespan.startup", "lifespan.shutdown") == complete
     await request.done()
     assert request.status in (200, 503)
 

@@ -1,19 +1,15 @@
 """The cookbook's pages in headless Chromium: one whose server is killed and started again, and a
 stream of events that is refused at first."""
 
-import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 from readme_blocks import ROOT, blocks
 from selenium.webdriver import Chrome
-from selenium.webdriver.support.wait import WebDriverWait
 from server_process import TIMEOUT, ServerProcess
+from window import Window
 
 pytest_plugins = ["browser"]
 pytestmark = pytest.mark.slow
@@ -41,27 +37,18 @@ async def refused() -> int:
 """
 
 
-@contextmanager
-def server(folder: Path, module: str, **files: str) -> Iterator[ServerProcess]:
+def server(folder: Path, module: str, **files: str) -> ServerProcess:
     """A recipe under uvicorn, with these files."""
     for name, text in files.items():
         suffix = "html" if "<!doctype" in text[:100].lower() else "py"
         (folder / f"{name}.{suffix}").write_text(text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     words = ("-m", "uvicorn", f"{module}:app", "--port", "{port}", "--log-level", "error")
-    running = ServerProcess(*words, ready="", environment=environment, folder=folder)
-    running.start()
-    yield running
-    running.end(signal.SIGKILL)
+    return ServerProcess(*words, ready="", folder=folder)
 
 
 def block(page: str, language: str) -> str:
     [found] = blocks(COOKBOOK / page, language)
     return found.text
-
-
-def until(browser: Chrome, condition: Callable[[], bool]) -> None:
-    WebDriverWait(browser, TIMEOUT, poll_frequency=0.05).until(lambda _: condition())
 
 
 def change(url: str, state: str) -> None:
@@ -77,25 +64,21 @@ def test_page_follows_order_across_a_restart(
 ) -> None:
     files = {"order": block("browser.md", "html"), "orders_page": block("browser.md", "python")}
     files["orders"] = block("orders.md", "python")
-
-    def text(name: str) -> str:
-        found = browser.execute_script(
-            "return document.getElementById(arguments[0]).textContent", name
-        )
-        return str(found)
-
     with server(tmp_path, "orders_page", **files) as running:
-        browser.get(running.url)
-        until(browser, lambda: (text("state"), text("connection")) == ("new", "connected"))
+        page = Window(browser, running.url)
+
+        def until(*shown: str) -> None:
+            page.until(lambda: (page.text("#state"), page.text("#connection")) == shown)
+
+        until("new", "connected")
         change(running.url, "paid")
-        until(browser, lambda: text("state") == "paid")
+        until("paid", "connected")
         running.end(number)
-        until(browser, lambda: text("connection") == "reconnecting")
-        assert text("state") == "paid"
+        until("paid", "reconnecting")
         running.start()
-        until(browser, lambda: (text("state"), text("connection")) == ("new", "connected"))
+        until("new", "connected")
         change(running.url, "sent")
-        until(browser, lambda: text("state") == "sent")
+        until("sent", "connected")
 
 
 def test_browser_returns_to_a_refused_stream(browser: Chrome, tmp_path: Path) -> None:
@@ -105,7 +88,7 @@ def test_browser_returns_to_a_refused_stream(browser: Chrome, tmp_path: Path) ->
         httpx2.Client(base_url=running.url, trust_env=False, timeout=TIMEOUT) as client,
     ):
         with client.stream("GET", "/uploads/cat.jpg/events"):
-            browser.get(running.url)
-            until(browser, lambda: int(running.get("refused")) > 0)
+            page = Window(browser, running.url)
+            page.until(lambda: int(running.get("refused")) > 0)
         client.post("/uploads/cat.jpg?step=stored")
-        until(browser, lambda: bool(browser.title == "stored"))
+        page.until(lambda: page.browser.title == "stored")

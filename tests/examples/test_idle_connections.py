@@ -2,40 +2,22 @@
 as a process."""
 
 import asyncio
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import pytest
 from asgi_modules import EXAMPLES, load
 from loops import on_virtual_time
+from server_process import ENVIRONMENT, TIMEOUT
 
 EXAMPLE = EXAMPLES / "idle_connections.py"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-}  # the same purgatory as here
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-
-
-@contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(EXAMPLE), *arguments]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 class Transport:
@@ -72,30 +54,27 @@ async def test_only_silent_connections_are_dropped() -> None:
     server.close()
 
 
-def port_of(server: subprocess.Popen[str]) -> int:
-    assert server.stdout is not None
-    match = re.match(
-        r"listening on 127\.0\.0\.1:(\d+), drops after \S+ s of silence\n", server.stdout.readline()
-    )
-    assert match is not None
-    return int(match[1])
-
-
 @pytest.mark.slow
 def test_program_drops_silent_and_closes_open_connections() -> None:
-    idle = 0.5
-    with program("--port", "0", "--idle", str(idle)) as server:
-        address, began = ("127.0.0.1", port_of(server)), time.monotonic()
-        with socket.create_connection(address, TIMEOUT) as silent:
-            assert silent.recv(1) == b""
-        assert time.monotonic() - began >= idle - 0.001  # uvloop's clock shows whole milliseconds
-        with socket.create_connection(address, TIMEOUT) as still_open:
-            server.send_signal(signal.SIGTERM)
-            output, errors = server.communicate(timeout=TIMEOUT)
-            assert (errors, server.returncode) == ("", 0)
-            assert re.match(r"packets: 0, dropped: [12], still open: [01]\n", output)
-            with suppress(ConnectionResetError):
-                assert still_open.recv(1) == b""
+    idle, pipes = 0.5, dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, EXAMPLE, "--port", "0", "--idle", str(idle)]
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes, text=True) as server:
+        try:
+            listening = r"listening on 127\.0\.0\.1:(\d+), drops after \S+ s of silence\n"
+            [port] = re.findall(listening, server.stdout.readline())
+            address, began = ("127.0.0.1", int(port)), time.monotonic()
+            with socket.create_connection(address, TIMEOUT) as silent:
+                assert silent.recv(1) == b""
+            assert time.monotonic() - began >= idle - 0.001  # uvloop's clock: whole milliseconds
+            with socket.create_connection(address, TIMEOUT) as still_open:
+                server.send_signal(signal.SIGTERM)
+                output, errors = server.communicate(timeout=TIMEOUT)
+                assert (errors, server.returncode) == ("", 0)
+                assert re.match(r"packets: 0, dropped: [12], still open: [01]\n", output)
+                with suppress(ConnectionResetError):
+                    assert still_open.recv(1) == b""
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize("arguments", [["--idle", "0"], ["--idle", "nan"], ["--idle", "soon"]])

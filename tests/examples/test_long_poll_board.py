@@ -3,34 +3,23 @@ over real connections."""
 
 import asyncio
 import json
-import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 
 import httpx2
 import pyarrow.parquet as pq
 import pytest
-from asgi_modules import EXAMPLES, load
+from asgi_modules import EXAMPLES, client_of, load
+from asgi_requests import Request
 from loops import on_virtual_time
 from server_process import ServerProcess
 
 EXAMPLE = EXAMPLES / "long_poll_board.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 long_poll = load(EXAMPLE)
-
-
-@asynccontextmanager
-async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
-    transport = httpx2.ASGITransport(board.app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://board") as client:
-        yield client
 
 
 @on_virtual_time
@@ -40,9 +29,8 @@ async def test_unanswered_poll_ends_exactly_at_its_deadline(timeout: float) -> N
         await client.post("/topics/news", content="old")
         started = asyncio.get_running_loop().time()
         answer = (await client.get(f"/topics/news?offset=1&timeout={timeout}")).json()
-        grain = (
-            long_poll.CLOCK_GRAIN if timeout else 0.0
-        )  # a server's clock may be as much behind the client's
+        # A server's clock may be as much behind the client's.
+        grain = long_poll.CLOCK_GRAIN if timeout else 0.0
         assert asyncio.get_running_loop().time() >= started + timeout + grain
         late = answer.pop("late")
         assert answer == {"messages": [], "next": 1, "ending": "deadline"}
@@ -55,11 +43,9 @@ async def test_unanswered_poll_ends_exactly_at_its_deadline(timeout: float) -> N
     [
         ("offset=-1", "offset must be from 0 to "),
         ("offset=one", "offset must be a whole number, not 'one'"),
-        ("offset=", "offset must be a whole number, not ''"),
         ("offset=" + "9" * 5000, "offset must be a whole number"),
         ("timeout=-0.001", "timeout must be from 0 to 60.0, not -0.001"),
         ("timeout=soon", "timeout must be a number of seconds, not 'soon'"),
-        ("timeout=", "timeout must be a number of seconds, not ''"),
         ("timeout=nan", "timeout must be from 0 to 60.0, not nan"),
         ("timeout=60.001", "timeout must be from 0 to 60.0, not 60.001"),
     ],
@@ -103,14 +89,10 @@ async def test_the_page_and_the_metrics_show_who_waits() -> None:
         await asyncio.sleep(1)
         state = (await client.get("/purgatory/state", headers={"Host": "localhost"})).json()
         assert [each["name"] for each in state["purgatories"]] == ["polls", "versions"]
-        assert (
-            state["purgatories"][0]["oldest"][0]["keys"] == ["'news'"]
-            and state["polls"]["open"] == 1
-        )
-        assert (
-            'purgatory_pending_operations{purgatory="polls"} 1.0'
-            in (await client.get("/metrics/")).text
-        )
+        assert state["purgatories"][0]["oldest"][0]["keys"] == ["'news'"]
+        assert state["polls"]["open"] == 1
+        metrics = (await client.get("/metrics/")).text
+        assert 'purgatory_pending_operations{purgatory="polls"} 1.0' in metrics
         await client.post("/topics/news", content="news")
         await waiting
 
@@ -124,11 +106,8 @@ async def test_board_with_file_survives_a_restart(tmp_path: Path) -> None:
         async with board.lifespan(board.app), client_of(board) as client:
             send = {"content": message.encode(), "headers": {"Idempotency-Key": message.strip()}}
             assert (await client.post("/topics/news", **send)).status_code == 201
-            again = await client.post("/topics/news", **send)
-            assert (again.status_code, again.json()) == (
-                200,
-                {"offset": len(board.topics["news"]) - 1},
-            )
+            again, offset = await client.post("/topics/news", **send), len(board.topics["news"]) - 1
+            assert (again.status_code, again.json()) == (200, {"offset": offset})
             answer = await client.get("/topics/news", headers={"If-None-Match": tag})
             assert answer.json()["messages"] == [message]
             tag = answer.headers["etag"]
@@ -156,35 +135,31 @@ async def test_server_sent_events_bring_missing_messages() -> None:
     async with client_of(board) as client:
         for message in ("one", "two"):
             await client.post("/topics/news", content=message)
-    scope = {"type": "http", "method": "GET", "path": "/topics/news/events", "query_string": b""}
-    scope["headers"] = [(b"last-event-id", board.versions.tag(1).encode())]
-    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    answer: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    stream = asyncio.create_task(board.app(scope, messages.get, answer.put))
-    assert (await answer.get())["status"] == 200
-    assert (await answer.get())[
-        "body"
-    ].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
-    messages.put_nowait({"type": "http.disconnect"})
-    await stream
+    seen, path = {"Last-Event-ID": board.versions.tag(1)}, "/topics/news/events"
+    stream = Request(board.app, headers=seen, path=path)
+    await asyncio.sleep(0.1)
+    assert stream.content.decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
+    stream.leave()
+    await stream.done()
 
 
 @pytest.mark.slow
 def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
-    words = (EXAMPLE, "--port", "{port}", "--journal", str(tmp_path))
-    server = ServerProcess(*map(str, words), ready="stats", environment=ENVIRONMENT)
-    server.start()
+    words = (EXAMPLE, "--port", "{port}", "--journal", tmp_path)
 
     def until_pending(count: int) -> None:
         while json.loads(server.get("stats"))["purgatory"]["pending"] != count:
             time.sleep(0.02)
 
-    with ThreadPoolExecutor() as threads, closing(httpx2.Client(trust_env=False)) as client:
+    with (
+        ServerProcess(*words, ready="stats", folder=tmp_path) as server,
+        ThreadPoolExecutor() as threads,
+    ):
         polls = [
             threads.submit(server.get, f"topics/{topic}?timeout=60") for topic in ("news", "other")
         ]
         until_pending(2)
-        client.post(f"{server.url}/topics/news", content="hello")
+        httpx2.post(f"{server.url}/topics/news", content="hello", trust_env=False)
         server.get("topics/other?timeout=0.001")
         until_pending(1)
         server.end(signal.SIGTERM)

@@ -1,21 +1,16 @@
 """`--demo` of both boards, as a process, and what it says of a broken promise."""
 
-import os
 import re
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from asgi_modules import EXAMPLES, load
+from server_process import ENVIRONMENT
 
 import purgatory
 
 demo = load(EXAMPLES / "_long_poll_demo.py")
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-}  # the same purgatory as here
 SEEN = demo.Seen(0.0, latencies=[0.002], late=[0.001], late_sleeps=[0.003])
 GOOD = demo.Result({"event": 3, "deadline": 2, "gone": 1}, SEEN, 0, 40, 40, 0.5)
 
@@ -23,9 +18,8 @@ GOOD = demo.Result({"event": 3, "deadline": 2, "gone": 1}, SEEN, 0, 40, 40, 0.5)
 @pytest.mark.slow
 @pytest.mark.parametrize("board", ["long_poll.py", "long_poll_board.py"])
 def test_demo_finds_every_promise_kept(board: str, program: Any) -> None:
-    done = program(
-        EXAMPLES / board, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT
-    )
+    options = ("--demo", "--pollers", "40", "--seconds", "1.5")
+    done = program(EXAMPLES / board, *options, env=ENVIRONMENT)
     assert done.stderr == ""
     first, second, *progress, polls, times, earliest, left, stop = done.stdout.splitlines()
     assert ("kernel in C was built" in first) is purgatory.COMPILED
