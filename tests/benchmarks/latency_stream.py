@@ -22,12 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
 
 import pyarrow.parquet as pq
 from harness import cpu_seconds
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
+from streams import arguments, happens, put, waits
 
 DEADLINE = 3.0
 IDLE_SECONDS = 60.0
@@ -38,28 +40,20 @@ class Case:
     """A run of the program in a folder of its own."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.seconds, self.serial = folder, options.seconds, 0
+        self.folder, self.seconds = folder, options.seconds
         self.due: dict[str, float] = {}
         """When the outcome of an operation can be known at the earliest, by id."""
         self.found: dict[str, float] = {}
         self.read: set[str] = set()
         for name in ("operations", "signals"):
             (folder / name).mkdir(parents=True)
-        pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-        command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--format", "json"]
-        command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
-        command += ["--delay", str(options.delay), "--idle", str(options.idle)]
-        command += ["--at-once"] if options.at_once else []
-        command += ["--verbose", "--master", "local[2]"]  # with a line for each batch
+        more = [f"--delay={options.delay}", f"--idle={options.idle}", "--format=json"]
+        more += ["--at-once"] if options.at_once else []
+        more += ["--verbose", "--master=local[2]"]  # with a line for each batch
+        command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more)]
         self.began = time.time()
         with (folder / "log").open("w") as log:
             self.job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-    def put(self, name: str, *rows: dict[str, object]) -> None:
-        self.serial += 1
-        hidden = self.folder / name / f".{self.serial}"
-        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        hidden.rename(self.folder / name / f"{self.serial}.json")
 
     def answers(self) -> dict[str, float]:
         """When the outcome of each operation was committed, by id."""
@@ -77,8 +71,8 @@ class Case:
     def warm_up(self) -> None:
         """Waits for the answer of a first operation."""
         now = time.time()
-        self.put("operations", operation("first", now, 600, "first"))
-        self.put("signals", happening("first", now))
+        put(self.folder, "operations", waits("first", 0, 600, "first", since=now))
+        put(self.folder, "signals", happens("first", 0, since=now))
         first = self.wait_for(1)["first"] - self.began
         print(f"first answer after {first:.0f} s, {self.cpu():.0f} of CPU; load {load()}")
 
@@ -112,36 +106,23 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.1f}"
 
 
-def instant(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
-def operation(name: str, at: float, seconds: float, key: str) -> dict[str, object]:
-    requirements = [{"key": key, "threshold": 1}]
-    times = {"registered_at": instant(at), "deadline": instant(at + seconds)}
-    return {"operation_id": name, "requirements": requirements, "mode": "all", **times}
-
-
-def happening(key: str, at: float) -> dict[str, object]:
-    return {"key": key, "value": 1, "at": instant(at)}
-
-
 def both(case: Case) -> None:
     for number in range(case.seconds):
         now = time.time()
-        case.put("operations", operation(f"o{number}", now, 600, f"k{number}"))
-        case.put("signals", happening(f"k{number}", now + 0.001))
+        put(case.folder, "operations", waits(f"o{number}", 0, 600, f"k{number}", since=now))
+        put(case.folder, "signals", happens(f"k{number}", 0.001, since=now))
         case.due[f"o{number}"] = now
         time.sleep(1)
     now = time.time() + 600  # the last rows have to move event time
-    case.put("operations", operation("end", now, 1, "end"))
-    case.put("signals", happening("end", now))
+    put(case.folder, "operations", waits("end", 0, 1, "end", since=now))
+    put(case.folder, "signals", happens("end", 0, since=now))
 
 
 def silent(case: Case) -> None:
     now = time.time()
     deadlines = [DEADLINE + number for number in range(case.seconds)]
-    case.put("operations", *(operation(f"o{at}", now, at, "never") for at in deadlines))
+    made = [waits(f"o{at}", 0, at, "never", since=now) for at in deadlines]
+    put(case.folder, "operations", *made)
     case.due = {f"o{at}": now + at for at in deadlines}
 
 

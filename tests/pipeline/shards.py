@@ -1,8 +1,5 @@
-"""The decisions of a shard in plain Python and in SQL: the two oracles of the tests.
-
-`Model` follows the definition event by event, with late rows and copies. `by_sql` is one statement
-over all rows at once, none of them late.
-"""
+"""The decisions of a shard in plain Python, which follows the definition event by event, with late
+rows and copies."""
 
 import json
 from collections import defaultdict
@@ -10,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import duckdb
 import pyarrow as pa
 from orders import Row, Traffic
 
@@ -19,7 +15,6 @@ from purgatory.pipeline.streaming._rows import RECEIVED_OPERATIONS, RECEIVED_SIG
 
 END = 10**18
 FOREVER = 10**17
-CONNECTION = duckdb.connect()
 LABEL = 6
 """The label of the shard."""
 
@@ -106,9 +101,6 @@ class Stored:
 
     def rows(self, kind: str) -> int:
         return sum(rows for rows, _ in self.stores[kind].values())
-
-
-# -- by the definition
 
 
 def distinct(pairs: Iterable[tuple[str, int]], mode: str) -> dict[str, int]:
@@ -211,51 +203,12 @@ def is_valid(operation: Operation, now: int) -> bool:
     )
 
 
-# -- in SQL
-
-SQL = """
-WITH said AS (SELECT key, value, "at" AS t FROM signals),
-begun AS (
-  SELECT *, t - lag(t, 1, t) OVER (PARTITION BY key ORDER BY t) > $forget AS is_first FROM said),
-lived AS (
-  SELECT key, value, t, count_if(is_first) OVER (PARTITION BY key ORDER BY t) AS life FROM begun),
-instants AS (SELECT key, t, any_value(life) AS life FROM lived GROUP BY key, t),
-wanted AS (
-  SELECT * EXCLUDE (keys, thresholds), unnest(keys) AS key, unnest(thresholds) AS threshold,
-    generate_subscripts(keys, 1) AS position FROM operations),
-waiting AS (
-  SELECT w.*, CASE WHEN t IS NULL THEN 0 WHEN registered_at - t > $forget THEN life + 1 ELSE life
-    END AS first_life
-  FROM wanted w ASOF LEFT JOIN instants i ON i.key = w.key AND i.t <= w.registered_at),
-reached AS (
-  SELECT operation_id, mode, registered_at, deadline, position, w.key AS key,
-    CASE WHEN count(t) > 0 THEN greatest(registered_at, min(t)) END AS t
-  FROM waiting w LEFT JOIN lived l
-    ON l.key = w.key AND l.value >= w.threshold AND l.life >= w.first_life
-  GROUP BY operation_id, mode, registered_at, deadline, position, w.key),
-held AS (
-  SELECT operation_id, deadline, list({key: key, t: t} ORDER BY position) AS found, CASE
-    WHEN mode = 'any' THEN min(t) WHEN count(t) = count(*) THEN max(t) END AS holds_at
-  FROM reached GROUP BY operation_id, deadline, mode),
-dated AS (SELECT *, least(holds_at, deadline) AS decided_at FROM held)
-SELECT CASE WHEN holds_at <= deadline THEN 'completed' ELSE 'expired' END, operation_id, decided_at,
-  list_transform(list_filter(found, lambda f: f.t <= decided_at), lambda f: f.key)
-FROM dated
-"""
+def by_definition(operations: Iterable[Operation], signals: Iterable[Signal]) -> list[Outcome]:
+    """The outcomes of operations with different ids, if nothing is late."""
+    known = list(signals)
+    return sorted((decided(each, known) for each in operations), key=str)
 
 
-def by_sql(
-    operations: Iterable[Operation], signals: Iterable[Signal], forget: int = FOREVER
-) -> list[Outcome]:
-    """The outcomes of operations with different ids, each with different keys."""
-    tables = {"operations": operations_batch(operations), "signals": signals_batch(signals)}
-    for name, batch in tables.items():
-        CONNECTION.register(name, pa.Table.from_batches([batch]))
-    rows = CONNECTION.execute(SQL, {"forget": forget}).fetchall()
-    return sorted((Outcome(*row[:3], tuple(row[3])) for row in rows), key=str)
-
-
-def by_sql_of(made: Traffic) -> list[Row]:
-    """The outcomes of traffic."""
+def outcomes_of_traffic(made: Traffic) -> list[Row]:
     operations, signals = map(Operation._make, made.operations), map(Signal._make, made.signals)
-    return sorted((each[1], each[0], *each[2:]) for each in by_sql(operations, signals))
+    return sorted((each[1], each[0], *each[2:]) for each in by_definition(operations, signals))

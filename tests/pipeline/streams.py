@@ -9,20 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from java import JAVA_FOR_TESTS
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType, TimestampType
 
 from purgatory.pipeline.streaming._command import add_arguments
 from purgatory.pipeline.streaming._job import Job
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
+Row = dict[str, Any]
 DELAY = 6.0
 """Seconds by which events may be out of order, as an option of `stream`."""
 
@@ -86,29 +85,33 @@ def late(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
     return sorted((str(row.operation_id or row.key), row.reason) for row in rows)
 
 
-def second(number: float) -> str:
-    return (NOON + timedelta(seconds=number)).isoformat()
+def instant(at: float) -> str:
+    """Text of an instant, given in seconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def put(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+def put(folder: Path, name: str, *rows: Row) -> None:
+    """A file, which a running stream finds whole."""
     (folder / name).mkdir(exist_ok=True)
     file = folder / name / f"{len(list((folder / name).iterdir()))}.json"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hidden = folder / name / ".json"
+    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hidden.rename(file)
 
 
-def waits(operation_id: str, at: float, until: float, *keys: str) -> dict[str, Any]:
-    requirements = [{"key": key, "threshold": 1} for key in keys]
+def waits(operation_id: str, at: float, until: float, *keys: str, since: float = NOON) -> Row:
+    """An operation; instants are in seconds since noon of a day, or since another instant."""
     return {
         "operation_id": operation_id,
-        "requirements": requirements,
+        "requirements": [{"key": key, "threshold": 1} for key in keys],
         "mode": "all",
-        "registered_at": second(at),
-        "deadline": second(until),
+        "registered_at": instant(since + at),
+        "deadline": instant(since + until),
     }
 
 
-def happens(key: str, at: float, value: int = 1) -> dict[str, Any]:
-    return {"key": key, "value": value, "at": second(at)}
+def happens(key: str, at: float, value: int = 1, since: float = NOON) -> Row:
+    return {"key": key, "value": value, "at": instant(since + at)}
 
 
 def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
@@ -131,16 +134,3 @@ def until(condition: Callable[[], Any]) -> None:
     """Waits for a condition. The timeout of the test is the limit."""
     while not condition():
         time.sleep(0.2)
-
-
-def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:
-    """Writes the rows that were put there as Parquet instead."""
-    for name, schema in schemas.items():
-        (file,) = (folder / name).iterdir()
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        for field in schema:
-            for row in rows if field.dataType == TimestampType() else ():
-                row[field.name] = datetime.fromisoformat(row[field.name])
-        columns = {field.name: [row[field.name] for row in rows] for field in schema}
-        pq.write_table(pa.table(columns), file.with_suffix(".parquet"), coerce_timestamps="us")
-        file.unlink()

@@ -1,4 +1,4 @@
-"""Decisions on streams: equal to the definition and to SQL, for any order of the events, and nothing is left over."""
+"""Decisions on streams: those of the model for any order of the events, and nothing is left over."""
 
 from collections import defaultdict
 from typing import Any
@@ -15,8 +15,6 @@ from shards import (
     Outcome,
     Signal,
     Stored,
-    by_sql,
-    distinct,
     operations_batch,
     signals_batch,
 )
@@ -44,21 +42,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 KEYS = st.sampled_from("xyz")
 VALUES = st.one_of(st.integers(0, 6), st.sampled_from([-(2**63), 2**63 - 1]))
 INSTANTS = st.integers(1, 60)
-SIGNALS = st.lists(st.builds(Signal, KEYS, VALUES, INSTANTS), max_size=25)
 PAIRS = st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4)
 MODES = st.sampled_from(["all", "any"])
 UNITS = st.sampled_from([1, 700_000, 50 * SECOND])
 FORGETS = st.one_of(st.none(), INSTANTS)
-
-
-@st.composite
-def many_operations(draw: st.DrawFn, ids: Any = None) -> list[Operation]:
-    made = []
-    for number in range(draw(st.integers(0, 12))):
-        name = draw(ids) if ids else f"o{number}"
-        at, mode = draw(INSTANTS), draw(MODES)
-        made.append(Operation(name, draw(PAIRS), mode, at, at + draw(st.integers(0, 30))))
-    return made
 
 
 def scaled(events: list[Any], unit: int) -> list[Any]:
@@ -112,42 +99,10 @@ def as_the_model(events, unit, forget, at_once, data) -> None:
     assert counts.registered == counts.completed + counts.expired + counts.late
 
 
-arguments = given(anything, UNITS, FORGETS, st.booleans(), st.data())
-
-
-@settings(deadline=None, max_examples=80)
-@arguments
-def test_any_events_decide_as_the_model(events, unit, forget, at_once, data) -> None:
-    as_the_model(events, unit, forget, at_once, data)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=3000)
-@arguments
-def test_any_events_at_length(events, unit, forget, at_once, data) -> None:
-    as_the_model(events, unit, forget, at_once, data)
-
-
-@settings(deadline=None, max_examples=60)
-@given(many_operations(), SIGNALS, UNITS, FORGETS, st.data())
-def test_punctual_events_decide_as_the_statement(operations, signals, unit, forget, data) -> None:
-    operations = [
-        each._replace(requirements=list(distinct(each.requirements, each.mode).items()))
-        for each in scaled(operations, unit)
-    ]
-    signals, found, now = scaled(signals, unit), [], 0
-    forget = FOREVER if forget is None else forget * unit
-    shard, left = Stored(forget), data.draw(st.permutations([*operations, *signals]))
-    while left:
-        size = data.draw(st.integers(1, len(left)))
-        part, left = left[:size], left[size:]
-        earliest = min(
-            (e.at if isinstance(e, Signal) else e.registered_at for e in left), default=1
-        )
-        found += shard.step(*part, now=(now := max(now, earliest - 1)))
-    found += shard.step(now=END)
-
-    assert sorted(found, key=str) == by_sql(operations, signals, forget)
+@pytest.mark.parametrize("examples", [80, pytest.param(3000, marks=pytest.mark.slow)])
+def test_any_events_decide_as_the_model(examples: int) -> None:
+    history = given(anything, UNITS, FORGETS, st.booleans(), st.data())(as_the_model)
+    settings(max_examples=examples)(history)()
 
 
 @pytest.mark.parametrize(

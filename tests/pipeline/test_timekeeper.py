@@ -16,8 +16,9 @@ import pytest
 from helpers import THOROUGHNESS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orders import traffic
 from pyspark.sql import Row
-from shards import LABEL, Operation, Outcome, Signal, Stored, by_sql
+from shards import LABEL, Operation, Outcome, Signal, Stored, by_definition
 
 from purgatory.pipeline.streaming._rows import NOTHING_DUE
 from purgatory.pipeline.streaming._timekeeper import (
@@ -32,6 +33,7 @@ START = 1_767_268_800_000  # 2026-01-01 12:00 UTC, in milliseconds
 SECOND = 1000
 EVERYTHING = 10**9
 DAY = 86_400 * SECOND
+LONG = pytest.mark.timeout(1200)  # Hypothesis calls a timeout flaky
 FOLDER = "hdfs://host/state%20of%20x/ticks"
 
 
@@ -78,29 +80,12 @@ READ, UNREAD = source("a", 1, 1), source("a", 1, 2)
 NOW = START + 3600 * SECOND
 
 
-def keeper(
-    due: int | None = NOW - 200 * SECOND, idle: float | None = 60, reads_all: bool = False
-) -> Timekeeper:
-    return Timekeeper(FOLDER, idle=idle, delay=10, reads_all=reads_all, due={LABEL: due})
+def keeper(due: int | None = NOW - 200 * SECOND, idle: float | None = 60) -> Timekeeper:
+    return Timekeeper(FOLDER, idle=idle, delay=10, due={LABEL: due})
 
 
 def after(seconds: float) -> int:
     return NOW + round(seconds * SECOND)
-
-
-def test_clock_ticks_signals_if_batches_read_all() -> None:
-    silent = keeper(due=after(1), reads_all=True)
-    for second in (0, 61):
-        silent.update(progress(after(second), READ, READ))
-    # Operations are as of the last look, and nothing is due by then.
-    assert silent.take_ticks(after(71)) == {}
-
-    silent.update(progress(after(71), UNREAD, UNREAD, (1, 0), (after(71), None)))
-    silent.update(progress(after(72), UNREAD, READ, (1, 0), (after(72), None)))
-    assert silent.take_ticks(after(72.5)) == {"signals": after(12.5)}
-    silent.update(progress(after(73), UNREAD, READ, (1, 0), (after(73), None), due=after(2.6)))
-    assert silent.take_ticks(after(73.4)) == {}  # within a second
-    assert silent.take_ticks(after(73.5)) == {"signals": after(13.5)}
 
 
 @pytest.mark.parametrize(
@@ -146,6 +131,12 @@ def test_input_read_to_latest_offset_is_idle() -> None:
         silent.update(progress(after(second), shared, shared, (0, 0)))
 
     assert silent.take_ticks(after(20_000)) == dict.fromkeys(INPUTS, NOW)
+    behind = source("a", 1, 2, 3)
+    silent = keeper()
+    for second in (0, 60):
+        silent.update(progress(after(second), behind, behind, (1, 1), (NOW, NOW)))
+
+    assert silent.take_ticks(after(20_000)) == {}
 
 
 def test_event_time_names_silent_input_and_its_silence() -> None:
@@ -297,26 +288,6 @@ def arrivals(
             yield Arrival(arrives_at, rows[number])
 
 
-def made(chance: random.Random, seconds: int) -> tuple[list[Operation], list[Signal]]:
-    micros = 1_000_000
-    operations = []
-    for number in range(chance.randint(0, 40)):
-        at = START * 1000 + chance.randrange(seconds * micros)
-        wanted = {chance.choice("xyz"): chance.randint(0, 30) for _ in range(2)}
-        deadline = at + chance.randrange(seconds * micros // 3)
-        mode = chance.choice(("all", "any"))
-        operations.append(Operation(f"o{number}", tuple(wanted.items()), mode, at, deadline))
-    signals = [
-        Signal(
-            chance.choice("xyz"),
-            chance.randint(0, 30),
-            START * 1000 + chance.randrange(seconds * micros),
-        )
-        for _ in range(chance.randint(0, 80))
-    ]
-    return operations, signals
-
-
 def with_silences(seed: int, pauses: bool) -> None:
     """Either input is silent at random; batches take up to a minute; the query is killed at
     random."""
@@ -325,7 +296,9 @@ def with_silences(seed: int, pauses: bool) -> None:
     idle, delay = chance.choice(((5, 1), (60, 10), (20, 0))) if seconds > 60 else (5, 1)
     idle, delay = idle * SECOND, delay * SECOND
     inputs: dict[str, list[Arrival]] = {}
-    for name, rows in zip(INPUTS, made(chance, seconds), strict=True):
+    made = traffic(chance.randint(0, 40), chance.randint(0, 80), seconds=seconds, keys=3, seed=seed)
+    events = map(Operation._make, made.operations), map(Signal._make, made.signals)
+    for name, rows in zip(INPUTS, map(list, events), strict=True):
         silences = []
         for _ in range(chance.randint(0, 3)):
             begin = START + chance.randrange(seconds * SECOND)
@@ -344,18 +317,11 @@ def with_silences(seed: int, pauses: bool) -> None:
             stream.start()
         triggers += 1
     rows = {name: [each.row for each in arrived if each.row] for name, arrived in inputs.items()}
-    assert sorted(stream.decided, key=str) == by_sql(rows["operations"], rows["signals"])
+    assert sorted(stream.decided, key=str) == by_definition(rows["operations"], rows["signals"])
 
 
-@settings(deadline=None, max_examples=15)
-@given(st.integers(0, 10**9), st.booleans())
-def test_random_silences_decide_as_the_definition(seed: int, pauses: bool) -> None:
-    with_silences(seed, pauses)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # Hypothesis calls a timeout flaky
-@settings(deadline=None, max_examples=150 * THOROUGHNESS)
-@given(st.integers(0, 10**9), st.booleans())
-def test_random_silences_decide_as_the_definition_at_length(seed: int, pauses: bool) -> None:
-    with_silences(seed, pauses)
+@pytest.mark.parametrize(
+    "examples", [15, pytest.param(150 * THOROUGHNESS, marks=[pytest.mark.slow, LONG])]
+)
+def test_random_silences_decide_as_the_definition(examples: int) -> None:
+    settings(max_examples=examples)(given(st.integers(0, 10**9), st.booleans())(with_silences))()

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from java import JAVA_FOR_TESTS
 from kafka_server import connector
 from orders import SECOND, Row, Traffic
-from streams import until
+from streams import happens, until, waits
 
 QUIET = {"log_level": 0}
 TIMEOUT = 600.0
@@ -41,22 +41,18 @@ def add_partitions(address: str, total: int, *names: str) -> None:
         until(lambda name=name: len(admin.list_topics(name).topics[name].partitions) == total)
 
 
-def instant(micros: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
-
-
 def operation(
     operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, at: int, until: int
 ) -> bytes:
     """The value of a record; instants are in microseconds."""
     wanted = [{"key": key, "threshold": threshold} for key, threshold in requirements]
-    names = {"operation_id": operation_id, "requirements": wanted, "mode": mode}
-    return json.dumps({**names, "registered_at": instant(at), "deadline": instant(until)}).encode()
+    row = waits(operation_id, at / SECOND, until / SECOND, since=0)
+    return json.dumps(row | {"requirements": wanted, "mode": mode}).encode()
 
 
 def happening(key: str, value: int, at: int) -> bytes:
     """The value of a record of a signal."""
-    return json.dumps({"key": key, "value": value, "at": instant(at)}).encode()
+    return json.dumps(happens(key, at / SECOND, value, since=0)).encode()
 
 
 def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) -> list[int]:

@@ -1,33 +1,151 @@
-"""Journals and tables on HDFS, and workers that share no folder: report and stream, as processes."""
+"""Journals and tables on an HDFS of one data node, and a standalone Spark of a master and two
+workers, which share no folder: report and stream, as processes."""
 
 import os
 import random
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyspark
 import pytest
-from clusters import hdfs, standalone
 from java import JAVA_FOR_TESTS
 from journals import assert_tables_equal, check, damage, random_operations, tables, write
-from maven import Unavailable
+from maven import Unavailable, jars
+from orders import traffic
+from orders import write as write_traffic
+from ports import free_ports
 from pyspark.sql import SparkSession
 from readme_blocks import ROOT, blocks
 from requirements import unavailable
-from streams import as_parquet, happens, put, waits
+from shards import outcomes_of_traffic
 
 from purgatory.pipeline._remote import Hadoop
-from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PAGE = ROOT / "purgatory" / "pipeline" / "README.md"
 WHOLE = 1 << 24
 """More bytes than a file has."""
 Program = Callable[..., subprocess.CompletedProcess[str]]
+
+JARS: Final = Path(pyspark.__file__).parent / "jars"
+HADOOP: Final = (
+    "org.apache.hadoop:hadoop-client-minicluster:3.5.0",
+    "commons-logging:commons-logging:1.3.5",
+)
+"""What Spark's own jars lack for a server of HDFS."""
+NAMENODE: Final = """\
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.hdfs.MiniDFSCluster;
+
+public class Hdfs {
+    public static void main(String[] folder) throws Exception {
+        Configuration configuration = new Configuration();
+        configuration.set("hdfs.minidfs.basedir", folder[0]);
+        try (MiniDFSCluster cluster = new MiniDFSCluster.Builder(configuration).numDataNodes(1).build()) {
+            cluster.waitActive();
+            System.out.println(cluster.getFileSystem().getUri());
+            System.in.read();
+        }
+    }
+}
+"""
+SMALL: Final = ("-Xmx512m",)
+TIMEOUT: Final = 200.0
+"""Seconds that a start may take: a busy machine needs a part of it."""
+
+
+@contextmanager
+def hdfs(folder: Path) -> Iterator[str]:
+    """The URI of an HDFS whose data is in `folder`.
+
+    Raises:
+        Unavailable: there is no Java with its compiler, or its jars cannot be downloaded.
+    """
+    source = folder / "Hdfs.java"
+    source.write_text(NAMENODE)
+    path = [
+        *jars(*HADOOP, alone=True),
+        *JARS.glob("hadoop-client-*.jar"),
+        *JARS.glob("slf4j-api-*.jar"),
+    ]
+    command = [_java(), *SMALL, "-cp", ":".join(map(str, path)), str(source), str(folder / "hdfs")]
+    with (
+        (folder / "hdfs.log").open("wb") as log,
+        _process(command, stdout=subprocess.PIPE, stderr=log) as server,
+    ):
+        assert server.stdout is not None
+        uri = server.stdout.readline().decode().strip()
+        if not uri:
+            raise Unavailable(f"HDFS does not start: {(folder / 'hdfs.log').read_text()[-1000:]}")
+        yield uri
+
+
+@contextmanager
+def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
+    """The URL of a Spark whose workers have a core and a folder each."""
+    (port,) = free_ports(1)
+    url = f"spark://127.0.0.1:{port}"
+    java = [_java(), *SMALL, "-cp", f"{JARS}/*"]
+    local = ("--host", "127.0.0.1", "--webui-port", "0")
+    master = ["org.apache.spark.deploy.master.Master", *local, "--port", str(port)]
+    worker = ["org.apache.spark.deploy.worker.Worker", *local, "-c", "1", "-m", "1g"]
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "spark.log").open("ab"))
+        stack.enter_context(_process([*java, *master], stdout=log, stderr=log))
+        _await(port)
+        for number in range(workers):
+            place = folder / f"worker-{number}"
+            place.mkdir()
+            stack.enter_context(
+                _process([*java, *worker, "-d", str(place), url], stdout=log, stderr=log, cwd=place)
+            )
+        yield url
+
+
+def _java() -> str:
+    java = shutil.which("java")
+    if java is None:
+        raise Unavailable("needs Java 17: apt-get install openjdk-17-jdk-headless")
+    return java
+
+
+@contextmanager
+def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        **os.environ,
+        **JAVA_FOR_TESTS,
+        "SPARK_HOME": str(JARS.parent),
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **options
+    )  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _await(port: int) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if time.monotonic() > deadline:
+            raise Unavailable("Spark's master does not start")
+        time.sleep(0.05)
 
 
 class Cluster(NamedTuple):
@@ -134,9 +252,8 @@ def test_report_on_hdfs_equals_local_report(
 def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(
     spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
 ) -> None:
-    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"))
-    put(tmp_path, "signals", happens("x", 5), happens("z", 60))
-    as_parquet(tmp_path, {"operations": OPERATIONS, "signals": SIGNALS})
+    made = traffic(20, 60, seconds=90, keys=5)
+    write_traffic(made, tmp_path, files=1)
     for name in ("operations", "signals"):
         upload(spark, tmp_path / name, f"{cluster.uri}/{name}")
     places = [
@@ -144,16 +261,24 @@ def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(
         for name in ("operations", "signals", "out")
         for part in (f"--{name}", f"{cluster.uri}/{name}")
     ]
-    command = ["stream", *places, "--shards", "2", "--available-now", "--checkpoint"]
+    command = [
+        "stream",
+        *places,
+        "--shards",
+        "2",
+        "--available-now",
+        "--delay",
+        "6",
+        "--checkpoint",
+    ]
     out = f"{cluster.uri}/outcomes"
     command[command.index("--out") + 1] = out
 
     pipeline(*command, f"{cluster.uri}/checkpoint")
 
-    rows = spark.read.parquet(out).collect()
-    assert sorted((row.operation_id, row.outcome) for row in rows) == [
-        ("paid", "completed"),
-        ("unpaid", "expired"),
-    ]
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    found = spark.read.parquet(out).where("outcome != 'late'").select("operation_id", "outcome")
+    expected = [row[:2] for row in outcomes_of_traffic(made) if row[2] <= newest]
+    assert sorted(map(tuple, found.collect())) == expected
     refused = pipeline(*command, f"{cluster.uri}/another", status=1)
     assert "are of another checkpoint than" in refused.stderr

@@ -47,6 +47,8 @@ def put(folder: Path, name: str, row: dict[str, Any], file: str = "x", **types: 
 
 
 def test_integer_ids_and_naive_instants_are_cast(spark: SparkSession, tmp_path: Path) -> None:
+    tmp_path /= "a[1] {x,y}*?"  # no pattern
+    tmp_path.mkdir()
     naive = {"registered_at": pa.timestamp("us"), "deadline": pa.timestamp("ms", "Asia/Tokyo")}
     put(tmp_path, "operations", OPERATION, "100%", operation_id=pa.int32(), **naive)
     put(tmp_path, "operations", OPERATION | {"operation_id": 8})

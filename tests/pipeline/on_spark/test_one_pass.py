@@ -41,7 +41,7 @@ def test_report_finds_planted_faults_and_opens_offline(
 
 
 def test_late_rows_have_reasons_and_counts_add_up(spark: SparkSession, tmp_path: Path) -> None:
-    tmp_path /= "a folder 100 %"  # whose state Spark does not find by itself
+    tmp_path /= "a[1] {x,y}*? 100 %"  # no pattern; Spark does not find its state by itself
     tmp_path.mkdir()
     paid, unpaid = waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y")
     put(tmp_path, "operations", paid, unpaid, waits("patient", 1, 500, "y"))
@@ -65,10 +65,9 @@ def test_late_rows_have_reasons_and_counts_add_up(spark: SparkSession, tmp_path:
         "deadline" in reasons[2][1],
         "watermark" in reasons[3][1],
     ]
-    noon = int(NOON.timestamp())
     ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
     # when the late signal was received
-    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))
+    assert (outcome, at // 1_000_000, keys) == ("completed", NOON + 60, ("y",))
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
     assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)

@@ -8,13 +8,12 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from orders import traffic, write
 from pyspark.sql import SparkSession
-from shards import by_sql_of
-from streams import decided, known, line_with, put, running, started, until
+from shards import outcomes_of_traffic
+from streams import Row, decided, happens, known, line_with, put, running, started, until, waits
 
 from purgatory.pipeline.streaming import (
     OPERATIONS,
@@ -32,23 +31,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 JSON = ("--format", "json", "--delay", "1", "--idle", "2")
 
 
-def instant(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
-def wait(name: str, key: str, seconds: float) -> dict[str, Any]:
+def wait(name: str, key: str, seconds: float) -> Row:
     """An operation from now on."""
-    return {
-        "operation_id": name,
-        "requirements": [{"key": key, "threshold": 1}],
-        "mode": "all",
-        "registered_at": instant(time.time()),
-        "deadline": instant(time.time() + seconds),
-    }
+    return waits(name, 0, seconds, key, since=time.time())
 
 
-def happening(key: str) -> dict[str, Any]:
-    return {"key": key, "value": 1, "at": instant(time.time())}
+def happening(key: str) -> Row:
+    return happens(key, 0, since=time.time())
 
 
 def test_silence_passes_deadlines_and_restart_waits_for_backlog(
@@ -83,7 +72,7 @@ def test_backlog_of_last_year_uses_its_own_time(spark: SparkSession, tmp_path: P
     with running(spark, tmp_path, *more) as job:
         until(lambda: not job.is_alive() or len(known(tmp_path)) == 200)
 
-    assert decided(spark, tmp_path) == by_sql_of(made)
+    assert decided(spark, tmp_path) == outcomes_of_traffic(made)
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
 

@@ -12,8 +12,8 @@ from maven import Unavailable
 from orders import START, traffic
 from pyspark.sql import SparkSession
 from requirements import unavailable
-from shards import by_sql_of
-from streams import decided, known, line_with, until
+from shards import outcomes_of_traffic
+from streams import decided, line_with, until
 from topics import (
     TIMEOUT,
     add_partitions,
@@ -73,7 +73,7 @@ def test_killed_stream_has_each_outcome_in_files_once(
     assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
 
     newest = max(made.operations[-1][3], made.signals[-1][2])
-    expected = [row for row in by_sql_of(made) if row[2] <= newest]
+    expected = [row for row in outcomes_of_traffic(made) if row[2] <= newest]
     assert decided(spark, tmp_path) == expected
     assert decisions(records_of(address, "outcomes")) == set(expected)
     late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
@@ -146,22 +146,3 @@ def test_missing_topic_and_silent_broker_are_refused(kafka: KafkaServer, tmp_pat
         f"cannot stream: Kafka at {kafka.address} does not answer",
     ]
     assert [each.name for each in tmp_path.iterdir()] == ["log"]
-
-
-def test_topic_with_lag_holds_time_back(
-    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
-) -> None:
-    made = traffic(200, 600, seconds=600, keys=20)  # of last year
-    make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send_traffic(kafka.address, made, partitions=1)
-    more = ("--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
-    with streaming(tmp_path, kafka.address, *more) as job:
-        until(lambda: job.poll() is not None or len(known(tmp_path)) == len(made.operations))
-        job.terminate()
-        said = job.communicate(timeout=TIMEOUT)[0]
-
-    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
-    assert decided(spark, tmp_path) == by_sql_of(made)
-    account = reconcile(str(tmp_path / "checkpoint"), spark)
-    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
-    assert "event time is " in said
