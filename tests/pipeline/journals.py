@@ -132,6 +132,65 @@ def random_checks(rng: random.Random) -> list[Row]:
     ]
 
 
+def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
+    """A journal with each fault that a file or a row may have. Returns the operations and checks
+    that count."""
+    rng = random.Random(9)
+    rows, checks = random_operations(rng, 2000), random_checks(rng)
+    for place in range(4):
+        part = write(journal, "operations", f"part {place}#a%20b", rows[place * 500 :][:500])
+        pq.write_table(pq.read_table(part), part, row_group_size=100)
+    damage(part, "zeroed")
+    write(journal, "operations", "compacted-x", rows[:1000])
+    write(journal, "operations", "copied", rows[:7])
+    write(journal, "operations", "day=2026-11-25/hour=7/part 0#a", rows[7:14])
+    ended = next(row for row in rows if row["ended_at"] and row["started_at"])
+    write(journal, "operations", "earlier", [ended | {"ended_at": None, "outcome": None}])
+    wrong: list[Row] = [
+        {"outcome": "vanished"},
+        {"ended_at": START - timedelta(seconds=1)},
+        {"ended_at": None},
+        {"outcome": None},
+        {"timeout_s": float("nan")},
+        {"timeout_s": -1.0},
+        {"purgatory": None},
+        {"started_at": None, "ended_at": None, "outcome": None},
+        {"keys": ["a", None]},
+        {"outcome": ""},
+    ]
+    made = [operation(10_000 + number, **columns) for number, columns in enumerate(wrong)]
+    write(journal, "operations", "wrong *[1]", made)
+    changed = pq.read_table(
+        write(journal, "operations", "ages", [operation(10_010 + number) for number in range(4)])
+    )
+    ends = pa.array([1 << 62, -1, 253_402_300_800_000_000, None])
+    place = changed.column_names.index("ended_at")
+    changed = changed.set_column(place, "ended_at", ends.cast(changed.schema[place].type))
+    pq.write_table(changed, journal / "operations" / "ages.parquet")
+    lost = pq.read_table(
+        write(journal, "operations", "wide", [operation(10_020, outcome="lost", attempts=1)])
+    )
+    place = lost.column_names.index("attempts")
+    wide = lost.set_column(place, "attempts", lost["attempts"].cast(pa.int32()))
+    pq.write_table(wide, journal / "operations" / "wide.parquet")
+    pq.write_table(lost.drop_columns("timeout_s"), journal / "operations" / "narrow.parquet")
+    write(journal, "operations", "empty", [])
+    write(journal, "operations", "zero", []).write_bytes(b"")
+    cut = write(journal, "operations", "cut", rows[:100])
+    cut.write_bytes(cut.read_bytes()[:-100])
+    pq.write_table(pa.table({"run_id": [1]}), journal / "operations" / "foreign.parquet")
+    text = write(journal, "operations", "text", [operation(1, purgatory="XXXX")])
+    text.write_bytes(text.read_bytes().replace(b"XXXX", b"\xff\xfe\xff\xfe"))
+    (journal / "operations" / "day=2026-11-25" / "notes.txt").write_text("no file of a journal")
+    write(journal, "operations", "_temporary/part-0", [operation(10_030)])
+    write(journal, "checks", "x", checks)
+    write(journal, "checks", "copied", checks[:7])
+    write(journal, "checks", "wrong", [check(1, tried=0), check(2, checks=-1), check(3, key=None)])
+    (journal / "runs").mkdir()
+    (journal / "runs" / "fine").write_text(f"{5000:020}\n")  # it was killed
+    return rows[:1500], checks
+
+
 class Found(dict):
     """A row of a table; its columns are attributes, too."""
 
@@ -140,6 +199,13 @@ class Found(dict):
 
 def table(out: Path, name: str) -> list[Any]:
     return [Found(row) for row in pq.read_table(out / "tables" / name).to_pylist()]
+
+
+def rejected(out: Path, folder: str) -> list[Any]:
+    """The rejected rows, without an instant that no calendar has."""
+    found = pq.read_table(out / "rejected" / folder)
+    kept = [name for name in found.column_names if name != "ended_at"]
+    return [Found(row) for row in found.select(kept).to_pylist()]
 
 
 def tables(out: Path) -> dict[str, list[Any]]:

@@ -17,34 +17,23 @@ def said(**lists: list[Line]) -> list[str]:
     return [each.text for each in findings(summary(**lists))]
 
 
+POLLS = {"purgatory": "polls", "kind": "Poll"}
+RATES = {"expiry_rate": 0.2, "least_expiry_rate": 0.2, "expired": 200, "operations": 1_000}
+SECONDS = dict.fromkeys(("timeout_min_s", "timeout_max_s", "longest_wait_s"), 0.2)
+ANSWERS = {"timeout_1_percent": None, "timeout_01_percent": None, "missed_triggers": 0}
+CHECKS = {"checks": 10, "tried": 50, "completed": 40, "missed_triggers": 0, "false_wakeups": 10}
+
+
 def timeouts(**columns: Any) -> Line:
-    return {
-        "purgatory": "polls",
-        "kind": "Poll",
-        "operations": 1_000,
-        "expired": 200,
-        "expiry_rate": 0.2,
-        "timeout_min_s": 0.2,
-        "timeout_max_s": 0.2,
-        "longest_wait_s": 0.2,
-        "least_expiry_rate": 0.2,
-        "timeout_1_percent": None,
-        "timeout_01_percent": None,
-        "missed_triggers": 0,
-    } | columns
+    return POLLS | RATES | SECONDS | ANSWERS | columns
 
 
 def key(name: str, **columns: Any) -> Line:
-    return {
-        "purgatory": "polls",
-        "key": name,
-        "operations": 100,
-        "checks": 10,
-        "tried": 50,
-        "completed": 40,
-        "missed_triggers": 0,
-        "false_wakeups": 10,
-    } | columns
+    return {"purgatory": "polls", "key": name, "operations": 100} | CHECKS | columns
+
+
+def timeline(**columns: Any) -> Line:
+    return POLLS | {"started": 2} | columns
 
 
 def test_unreportable_timeout_is_not_reported():
@@ -91,21 +80,16 @@ def test_missed_triggers_of_many_keys_make_one_finding() -> None:
 
 
 def test_hottest_key_is_first_in_the_table() -> None:
-    found = findings(
-        summary(
-            timeouts_in_order=[timeouts(expiry_rate=0.0)],
-            hot_keys_in_order=[key("tried"), key("watched", operations=900, tried=40)],
-        )
-    )
+    lines = [key("tried"), key("watched", operations=900, tried=40)]
+    polls = timeouts(expiry_rate=0.0)
 
-    assert [(each.place, each.text) for each in found] == [
-        (
-            "keys",
-            "The hottest key is 'tried' in 'polls': its checks tried 50 operations, 20 % of "
-            "them in vain. "
-            "100 operations watched it, 10 % of all.",
-        )
-    ]
+    [found] = findings(summary(timeouts_in_order=[polls], hot_keys_in_order=lines))
+
+    assert found.place == "keys"
+    assert found.text == (
+        "The hottest key is 'tried' in 'polls': its checks tried 50 operations, 20 % of "
+        "them in vain. 100 operations watched it, 10 % of all."
+    )
 
 
 def test_what_keys_are_called_cannot_break_the_page():
@@ -114,11 +98,8 @@ def test_what_keys_are_called_cannot_break_the_page():
 
     made = page(key, [Finding(key, purgatory=key)], summary(missed_keys_in_order=lines))
 
-    assert (
-        key not in made
-        and made.count("&lt;script&gt;alert(") == 4
-        and made.count("\\u003cscript>alert(") == 4
-    )
+    assert key not in made
+    assert made.count("&lt;script&gt;alert(") == made.count("\\u003cscript>alert(") == 4
 
 
 def test_excess_runs_are_added_up(monkeypatch):
@@ -129,12 +110,7 @@ def test_excess_runs_are_added_up(monkeypatch):
     added = data([], summary(timeouts_in_order=[timeouts()], timeline=lines))
 
     assert by_run["runs"] == ["a", "b", "the others"]
-    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [
-        2,
-        2,
-        2,
-        2,
-    ]
+    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [2] * 4
     assert added["runs"] == []
     assert added["timeline"] == {"group": [0, 0], "run": [0, 0], "place": [3, 4], "started": [4, 4]}
 
@@ -146,13 +122,6 @@ def test_excess_kinds_are_merged_into_one(monkeypatch):
 
     shown = data([], summary(timeouts_in_order=kinds, timeline=lines))
 
-    assert shown["groups"] == [
-        ("polls", "Poll 0"),
-        ("polls", "Poll 1"),
-        ("the others", "the others"),
-    ]
+    others = ("the others", "the others")
+    assert shown["groups"] == [("polls", "Poll 0"), ("polls", "Poll 1"), others]
     assert shown["timeline"]["group"] == [0, 1, 2] and shown["timeline"]["started"] == [2, 2, 6]
-
-
-def timeline(**columns: Any) -> Line:
-    return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns

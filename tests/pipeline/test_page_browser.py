@@ -67,27 +67,32 @@ def opened(browser: Chrome, page: Path) -> None:
     browser.get(page.as_uri())
     ready = "return document.documentElement.dataset.ready === 'yes'"
     WebDriverWait(browser, 60).until(lambda chrome: chrome.execute_script(ready))
-    browser.execute_script(
-        "document.getElementById('ends').scrollIntoView()"
-    )  # a picture is drawn when it comes into sight
-    WebDriverWait(browser, 60).until(
-        lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#ends .main-svg")
-    )
+    draw(browser, "ends")
+
+
+def draw(browser: Chrome, place: str) -> None:
+    """A picture is drawn when it comes into sight."""
+    browser.execute_script("document.getElementById(arguments[0]).scrollIntoView()", place)
+    drawn: Any = lambda chrome: chrome.find_elements(By.CSS_SELECTOR, f"#{place} .main-svg")  # noqa: E731
+    WebDriverWait(browser, 60).until(drawn)
+
+
+def choose(browser: Chrome, **values: str) -> None:
+    for name, value in values.items():
+        Select(browser.find_element(By.ID, name)).select_by_visible_text(value)
 
 
 def tiles(browser: Chrome) -> dict[str, str]:
-    found = browser.find_elements(By.CSS_SELECTOR, "#tiles div")
-    return {
-        each.find_element(By.TAG_NAME, "span").text: each.find_element(By.TAG_NAME, "b").text
-        for each in found
-    }
+    script = "return [...document.querySelectorAll('#tiles div')].map(tile => ['span', 'b'].map(name => tile.querySelector(name).textContent))"
+    return dict(browser.execute_script(script))
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def cells(browser: Chrome, section: str) -> list[list[str]]:
-    script = (
-        "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell "
-        "=> cell.textContent))"
-    )
+    script = "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
     rows: list[list[str]] = browser.execute_script(script, f"#{section} tbody tr")
     return rows
 
@@ -101,25 +106,21 @@ def test_page_fits_every_size_without_errors(sized: Chrome, report: Path) -> Non
         cut = "return [...document.querySelectorAll('.table')].filter(each => each.scrollWidth > each.clientWidth)"
         assert sized.execute_script(cut) == []
     for picture in sized.find_elements(By.CSS_SELECTOR, ".picture"):
-        sized.execute_script("arguments[0].scrollIntoView()", picture)
-        drawn: Any = lambda chrome, each=picture: each.find_elements(By.CSS_SELECTOR, ".main-svg")  # noqa: E731
-        WebDriverWait(sized, 30).until(drawn)
+        place = picture.get_attribute("id") or ""
+        draw(sized, place)
         assert picture.find_element(By.CSS_SELECTOR, ".main-svg").size["width"] <= SIZES["desk"][0]
 
 
 def test_filters_apply_to_the_whole_page(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 7
+    assert number(tiles(sized)["started"]) > 2900 and len(cells(sized, "timeouts")) == 7
 
-    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
-    assert (
-        {row[0] for row in cells(sized, "timeouts")}
-        == {row[0] for row in cells(sized, "keys")}
-        == {"letters"}
-    )
-    Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
+    choose(sized, purgatory="letters")
+    names = [{row[0] for row in cells(sized, section)} for section in ("timeouts", "keys")]
+    assert names == [{"letters"}] * 2
+    choose(sized, kind="Join")
     [of_all_runs] = cells(sized, "timeouts")
-    Select(sized.find_element(By.ID, "run")).select_by_visible_text("fine")
+    choose(sized, run="fine")
     [of_fine] = cells(sized, "timeouts")
     assert int(of_fine[2]) < int(of_all_runs[2])
     assert tiles(sized)["completed"] == of_fine[3]
@@ -127,9 +128,7 @@ def test_filters_apply_to_the_whole_page(sized: Chrome, report: Path) -> None:
 
 def test_heat_map_has_a_cell_for_each_second(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    sized.execute_script("document.getElementById('heat').scrollIntoView()")
-    drawn: Any = lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#heat .main-svg")  # noqa: E731
-    WebDriverWait(sized, 30).until(drawn)
+    draw(sized, "heat")
 
     width, z, title = sized.execute_script(
         "const [map] = document.getElementById('heat').data;"
@@ -153,9 +152,7 @@ def test_time_zoom_filters_figures_and_tables(sized: Chrome, report: Path) -> No
     """
     sized.execute_script(script)
 
-    assert (
-        int(tiles(sized)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
-    )
+    assert number(tiles(sized)["started"]) < number(before["started"]) / 2
     assert sum(int(row[3]) for row in cells(sized, "keys")) < sum(int(row[3]) for row in keys)
     sized.find_element(By.ID, "whole").click()
     assert tiles(sized) == before
@@ -163,11 +160,7 @@ def test_time_zoom_filters_figures_and_tables(sized: Chrome, report: Path) -> No
 
 def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    rows = [
-        row
-        for row in ROWS
-        if (row["purgatory"], row["kind"]) == ("letters", "Join") and row["started_at"]
-    ]
+    rows = [row for row in ROWS if (row["purgatory"], row["kind"]) == ("letters", "Join")]
     last = {
         run: max(filter(None, (row["ended_at"] for row in ROWS if row["run_id"] == run)))
         for run in RUNS
@@ -184,7 +177,8 @@ def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Pat
         points, said, drawn, since, until, width = sized.execute_script(script, first, end)
 
         assert width == 1
-        mine = [row for row in rows if since <= row["started_at"].timestamp() * 1000 < until]
+        began = [(row, row["started_at"]) for row in rows if row["started_at"]]
+        mine = [row for row, at in began if since <= at.timestamp() * 1000 < until]
         assert drawn == sum(row["ended_at"] is not None for row in mine) > 0
         expected = oracle.curve(
             (oracle.step_of(((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND),
@@ -192,34 +186,28 @@ def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Pat
             for row in mine
         )  # fmt: skip
         assert points["at_risk"] == [at_risk for _, at_risk, _, _ in expected]
-        assert points["expiry_rate"] == [
-            pytest.approx(float(rate), abs=1e-9) for _, _, rate, _ in expected
-        ]
+        rates = [float(rate) for _, _, rate, _ in expected]
+        assert points["expiry_rate"] == pytest.approx(rates, abs=1e-9)
         assert points["standard_error"] == [
-            None if error is None else pytest.approx(error) for *_, error in expected
+            error and pytest.approx(error) for *_, error in expected
         ]
         steps = [[step, step + 1] for step, *_ in expected]
         bounds = [sized.execute_script("return arguments[0].map(edgeOf)", step) for step in steps]
-        assert points["timeout_s"] == [upper for _, upper in bounds] and all(
-            lower < upper for lower, upper in bounds
-        )
-        assert (
-            all(each.startswith("Of the operations that began from 2026-03-01 ") for each in said)
-            and len(said) == 2
+        assert points["timeout_s"] == [upper for _, upper in bounds]
+        assert all(lower < upper for lower, upper in bounds)
+        assert len(said) == 2
+        assert all(
+            each.startswith("Of the operations that began from 2026-03-01 ") for each in said
         )
     sized.find_element(By.ID, "whole").click()
-    assert [each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")] == [
-        "",
-        "",
-    ]
+    assert {each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")} == {""}
 
 
 def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     assert "`" not in sized.find_element(By.TAG_NAME, "body").text
 
-    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
-    Select(sized.find_element(By.ID, "kind")).select_by_value("Forgotten")
+    choose(sized, purgatory="letters", kind="Forgotten")
 
     answer = sized.find_element(By.ID, "answer").text
     assert answer == "Forgotten: not answerable, every one completed by the try at its deadline."

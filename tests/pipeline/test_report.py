@@ -2,130 +2,92 @@
 reported."""
 
 import random
-from datetime import timedelta
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import oracle
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from journals import (
     START,
-    Found,
+    Row,
     account,
     assert_tables_equal,
     check,
+    dirty_journal,
     operation,
-    random_checks,
     random_files,
-    random_operations,
+    rejected,
     report,
+    table,
     tables,
     write,
 )
 
 from purgatory.journal import FOLDERS
+from purgatory.pipeline import _session
 from purgatory.pipeline._command_line import main
+from purgatory.pipeline.report import _tables
 from purgatory.pipeline.report._data import data
 
 
-@pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) -> None:
-    rng = random.Random(4)
-    rows, checks = random_operations(rng, count), random_checks(rng)
-    journal = tmp_path / "journal"
-    for number in range(3):
-        write(
-            journal,
-            "operations",
-            f"run-{number}",
-            rows[number * count // 3 : (number + 1) * count // 3],
-        )
-    # A file that was copied, a row that was written before its end was known, and what cannot be
-    # right.
-    copies = rows[: count // 3]
-    write(journal, "operations", "copied", copies)
-    ended = next(row for row in rows if row["ended_at"] and row["started_at"])
-    write(journal, "operations", "earlier", [ended | {"ended_at": None, "outcome": None}])
-    wrong = [
-        operation(1_000_001, outcome="vanished"),
-        operation(1_000_002, ended_at=START - timedelta(seconds=1)),
-        operation(1_000_003, ended_at=None),
-        operation(1_000_004, outcome=None),
-        operation(1_000_005, timeout_s=float("nan")),
-        operation(1_000_006, timeout_s=-1.0),
-        operation(1_000_007, purgatory=None),
-        operation(1_000_008, started_at=None, ended_at=None, outcome=None),
-        operation(1_000_009, keys=["a", None]),
-    ]
-    write(journal, "operations", "wrong", wrong)
-    write(journal, "operations", "empty", [])
-    whole = write(journal, "operations", "cut", rows[:100])
-    whole.write_bytes(whole.read_bytes()[:-100])
-    write(journal, "operations", "zero", []).write_bytes(b"")
-    pq.write_table(pa.table({"run_id": [1]}), journal / "operations" / "foreign.parquet")
-    text = write(journal, "operations", "text", [operation(1, purgatory="XXXX")])
-    text.write_bytes(text.read_bytes().replace(b"XXXX", b"\xff\xfe\xff\xfe"))
-    write(journal, "operations", "day=2026-11-25/hour=7/part-0", rows[:7])
-    (journal / "operations" / "day=2026-11-25" / "notes.txt").write_text("no file of a journal")
-    write(journal, "operations", "_temporary/part-0", [operation(1_000_010)])
-    write(journal, "checks", "run-0", checks)
-    write(journal, "checks", "copied", checks[:7])
-    write(journal, "checks", "wrong", [check(1, tried=0), check(2, checks=-1), check(3, key=None)])
-    (journal / "runs").mkdir()
-    (journal / "runs" / "fine").write_text(
-        f"{count + 7:020}\n"
-    )  # it was killed; most of its operations are in files
+def test_dirty_journal_is_reported_without_its_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purgatory.pipeline._rows.BATCH_BYTES", 20_000)
+    journal, out = tmp_path / "journal *{1,2}[1]?", tmp_path / "out [1]*"
+    write(tmp_path / "journal x1 1x", "operations", "decoy", [operation(1)])
+    rows, checks = dirty_journal(journal)
 
-    report(journal, tmp_path / "out")
+    report(journal, out)
 
-    found = tables(tmp_path / "out")
+    found = tables(out)
     assert_tables_equal(found, rows, checks)
     counts = account(found["reconciliation"])
-    assert counts["operations", "files"] == 12
-    assert counts["operations", "files unreadable"] == 4
-    assert counts["operations", "files passed over"] == 1
-    assert counts["operations", "rows read"] == count + len(copies) + 8 + len(wrong)
-    assert counts["operations", "rows rejected"] == len(wrong)
-    assert counts["operations", "duplicates dropped"] == len(copies) + 8
-    assert counts["operations", "rows accepted"] == count
-    ids = [
-        max(row["operation_id"] for row in rows if row["run_id"] == run) + 1
-        for run in ("coarse", "coarser")
-    ]
-    assert counts["operations", "ids missing"] == sum(ids) + 7
-    [tail] = [
-        row["count"] for row in found["reconciliation"] if row.reason and "was killed" in row.reason
-    ]
-    assert tail == count + 7 - 1 - max(
-        row["operation_id"] for row in rows if row["run_id"] == "fine"
-    )
-    assert (
-        counts["checks", "rows accepted"],
-        counts["checks", "duplicates dropped"],
-        counts["checks", "rows rejected"],
-    ) == (
-        600,
-        7,
-        3,
-    )
+    last = {row["run_id"]: row["operation_id"] for row in rows}
+    assert counts == {
+        ("operations", "files"): 17,
+        ("operations", "files unreadable"): 5,
+        ("operations", "files passed over"): 1,
+        ("operations", "rows read"): 2531,
+        ("operations", "rows rejected"): 16,
+        ("operations", "duplicates dropped"): 1015,
+        ("operations", "rows accepted"): 1500,
+        ("operations", "ids missing"): 5000 + last["coarse"] + last["coarser"] + 2 - 1500,
+        ("checks", "files"): 3,
+        ("checks", "rows read"): 610,
+        ("checks", "rows rejected"): 3,
+        ("checks", "duplicates dropped"): 7,
+        ("checks", "rows accepted"): 600,
+    }
+    [tail] = [row for row in found["reconciliation"] if "was killed" in (row.reason or "")]
+    assert tail["count"] == 5000 - last["fine"] - 1
     reasons = {row.reason for row in found["reconciliation"] if row.what == "files unreadable"}
-    assert any("column run_id is int64, not string" in reason for reason in reasons)
-    rejected = [
-        Found(row)
-        for row in pq.read_table(tmp_path / "out" / "rejected" / "operations").to_pylist()
-    ]
-    assert sorted(row.operation_id for row in rejected) == [row["operation_id"] for row in wrong]
-    assert {row.reason for row in rejected} == {
-        "unknown outcome", "ended before it started", "an outcome without an end",
-        "an end without an outcome",
-        "timeout_s is no number of seconds", "purgatory is missing", "neither start nor end",
-        "a key is missing",
-    }  # fmt: skip
-    assert all(row.file.endswith("wrong.parquet") for row in rejected)
+    for expected in (
+        "foreign.parquet: column run_id is int64, not string",
+        "part 3#a%20b.parquet: cannot be read as Parquet: ",
+    ):
+        assert any(expected in reason and "\n" not in reason for reason in reasons)
+    apart = rejected(out, "operations")
+    wrong = [row for row in apart if row.file == f"{journal}/operations/wrong *[1].parquet"]
+    assert sorted(row.operation_id for row in wrong) == [10_000 + number for number in range(10)]
+    assert Counter(row.reason for row in apart) == {
+        "unknown outcome": 4,
+        "ended before it started": 1,
+        "an outcome without an end": 2,
+        "an end without an outcome": 1,
+        "timeout_s is no number of seconds": 2,
+        "purgatory is missing": 1,
+        "neither start nor end": 1,
+        "a key is missing": 1,
+        "ended_at is not between the years 1970 and 9999": 3,
+    }
 
 
 @given(st.integers(0, 10**9).map(random.Random))
@@ -145,29 +107,11 @@ def test_tables_of_any_journal_match_naive_program(tmp_path: Path, rng: random.R
     assert counts["operations", "rows read"] == sum(map(len, files))
 
 
-FREIREICH = [
-    6,
-    6,
-    6,
-    -6,
-    7,
-    -9,
-    10,
-    -10,
-    -11,
-    13,
-    16,
-    -17,
-    -19,
-    -20,
-    22,
-    23,
-    -25,
-    -32,
-    -32,
-    -34,
-    -35,
-]
+def program(journal: Path, out: Path) -> int:
+    return main(["report", str(journal), "--out", str(out)])
+
+
+FREIREICH = "6 6 6 -6 7 -9 10 -10 -11 13 16 -17 -19 -20 22 23 -25 -32 -32 -34 -35"
 """Weeks of remission under 6-mercaptopurine, from Freireich et al. (1963); negative where it lasted
 longer than observed."""
 PRINTED = {
@@ -178,7 +122,7 @@ PRINTED = {
 
 
 def test_curve_of_the_oracle_is_the_literatures() -> None:
-    found = oracle.curve((abs(week), week > 0) for week in FREIREICH)
+    found = oracle.curve((abs(week), week > 0) for week in map(int, FREIREICH.split()))
 
     steps = {week: (round(float(left), 3), round(error, 4)) for week, _, left, error in found}
     assert {week: steps[week] for week in PRINTED} == PRINTED
@@ -195,7 +139,7 @@ def test_eighty_column_terminal_cuts_nothing(
     ]
     write(tmp_path / "journal", "operations", "x", rows)
 
-    assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+    assert program(tmp_path / "journal", tmp_path / "out") == 0
 
     printed = capsys.readouterr().out
     assert "…" not in printed and "? is not answerable from this data" in printed
@@ -208,14 +152,14 @@ def test_eighty_column_terminal_cuts_nothing(
 def test_a_directory_without_a_journal_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert program(tmp_path, tmp_path / "out") == 1
 
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"cannot read {str(tmp_path)!r} as a journal: it has no folder 'operations'"
     assert not (tmp_path / "out" / "tables").exists()
     write(tmp_path, "operations", "x", [])
     (tmp_path / "out").write_text("precious")
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert program(tmp_path, tmp_path / "out") == 1
     expected = f"cannot write to {str(tmp_path / 'out')!r}: Not a directory\n"
     assert capsys.readouterr().err == expected and (tmp_path / "out").read_text() == "precious"
 
@@ -263,3 +207,99 @@ def test_synth_refuses_a_negative_number(
         main(["synth", "--operations=-5", "--out", str(tmp_path / "journal")])
     assert "'-5' is not a whole number, zero or more" in capsys.readouterr().err
     assert not (tmp_path / "journal").exists()
+
+
+LONG = {
+    "a year": {"ended_at": datetime(2027, 3, 1, tzinfo=UTC)},
+    "the year 9999": {"ended_at": datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)},
+    "since 1970": {"started_at": datetime(1970, 1, 1, tzinfo=UTC)},
+}
+
+
+@pytest.mark.parametrize("columns", LONG.values(), ids=LONG)
+def test_operation_waiting_for_ages_costs_few_rows(columns: Row, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
+    write(journal, "operations", "x", rows)
+
+    summary = report(journal, out)
+
+    [line] = table(out, "timeouts")
+    assert (line.operations, line.completed) == (301, 301)
+    waited = max(row["ended_at"] for row in rows) - min(row["started_at"] for row in rows)
+    assert line.longest_wait_s == pytest.approx(waited.total_seconds())
+    spans = sorted(table(out, "pending"), key=lambda row: row.second)
+    assert len(spans) < 10 and spans[0].second == min(row["started_at"] for row in rows)
+    for span, following in pairwise(spans):
+        assert span.second + timedelta(seconds=span.seconds) == following.second
+    assert max(row.pending_max for row in spans) == 301
+    # The page shows the two seconds in which everything else happened.
+    assert summary.page.window.width * summary.page.window.count < 4_000_000
+
+
+def test_earlier_report_survives_later_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    assert program(journal, out) == 0
+    write(journal, "operations", "y", [operation(1)])
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_tables, "_check_balance", fail)
+        assert program(journal, out) == 1
+    assert [row.operations for row in table(out, "timeouts")] == [1]
+    assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
+
+    assert program(journal, out) == 0
+    assert [row.operations for row in table(out, "timeouts")] == [2]
+
+
+@pytest.mark.parametrize("folder", ["tables", "rejected"])
+def test_report_deletes_no_foreign_files(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    assert program(journal, out) == program(journal, out) == 0
+    (out / folder / "mine.txt").write_text("precious")
+    capsys.readouterr()
+
+    assert program(journal, out) == 1
+
+    printed = (
+        f"cannot write to {str(out)!r}: 'mine.txt' in its folder {folder!r} is not of a report\n"
+    )
+    assert capsys.readouterr().err == printed
+    assert (out / folder / "mine.txt").read_text() == "precious"
+    assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
+
+
+@pytest.mark.parametrize("what", ["master", "URI", "session", "Connect"])
+def test_spark_runs_for_master_uri_and_session(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    asked = []
+
+    def spark_session(*settings: Any, **_: Any) -> None:
+        asked.append(settings)
+        raise OSError("not here")
+
+    monkeypatch.setattr(_session, "spark_session", spark_session)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert main(["report", str(journal), "--out", str(out)]) == 0
+    assert asked == []
+
+    if what == "session":
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    if what == "Connect":
+        monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    place = f"file://{journal}" if what == "URI" else str(journal)
+    master = ["--master", "local[2]"] if what == "master" else []
+    assert main(["report", place, "--out", str(out), *master]) == 1
+    assert len(asked) == 1
