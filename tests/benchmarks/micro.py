@@ -44,8 +44,6 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
                partial(purgatories.scrape, MILLION)),
     "wait": ("1,000 tasks each wait for a key and are completed by it; per task",
              "asyncio.timeout around a future", "µs", purgatories.wait),
-    "cancel-crowd": ("cancel one of 100,000 operations on one key", "one alone on its key", "µs",
-                     partial(purgatories.cancel_in_a_crowd, CROWD)),
     "idle-touch": ("IdleTracker: touch a random one of 1,000,000",
                    "the loop's own cancel + call_later", "µs", partial(timers.touch_among, MILLION)),
     "memory": ("resident memory of a pending operation, of 1,000,000 on a key each", "", "bytes",

@@ -2,9 +2,8 @@
 
 import asyncio
 import gc
-import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, cycle, islice, repeat
@@ -158,43 +157,6 @@ async def _wait_for_futures() -> None:
         await task
 
 
-async def cancel_in_a_crowd(waiters: int, setting: Setting) -> Measured:
-    """Cancel random operations that all wait for one key; against equally many operations that each
-    have a key of their own.
-
-    Equally many wait on both sides, so that the caches of the processor make no difference. They
-    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
-    ratio.
-    """
-    waiters, seed = setting.size(waiters), setting.random.random()
-    async with AnyPurgatory() as crowded, AnyPurgatory() as roomy:
-        ours = cancelling(crowded, ["the one key"] * waiters, random.Random(seed))
-        theirs = cancelling(roomy, range(waiters), random.Random(seed))
-        return await compare(ours, theirs, setting.rounds())
-
-
-def cancelling(purgatory: AnyPurgatory, keys: Sequence[Hashable], rng: random.Random) -> Contender:
-    """The contender whose batch cancels `BATCH` random operations; an operation waits for each of
-    `keys`."""
-
-    def watched(key: Hashable) -> Never:
-        operation = Never()
-        purgatory.try_complete_else_watch(operation, (key,))
-        return operation
-
-    batch, waiting = own_copy(_cancel), [watched(key) for key in keys]
-    while True:
-        chosen = rng.sample(range(len(waiting)), BATCH)
-        yield partial(batch, [waiting[index] for index in chosen])
-        for index in chosen:
-            waiting[index] = watched(keys[index])
-
-
-async def _cancel(operations: Iterable[Never]) -> None:
-    for operation in operations:
-        operation.cancel()
-
-
 async def memory(operations: int, setting: Setting) -> Measured:
     """Bytes per pending `Fetch`, each on an `int` key of its own: the growth of the resident
     memory of a new process."""
@@ -282,8 +244,12 @@ Offsets = ThresholdPurgatory[int, int]
 
 async def complete_one_of(waiters: int, setting: Setting) -> Measured:
     """Advance a key with many waiters to the threshold of the next one; against a key with a single
-    waiter. As in `cancel_in_a_crowd`, equally many wait on both sides, without a deadline. The
-    tasks run after the batch, as after an `advance`."""
+    waiter.
+
+    Equally many wait on both sides, so that the caches of the processor make no difference. They
+    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
+    ratio. The tasks run after the batch, as after an `advance`.
+    """
     waiting = setting.size(waiters) + BATCH
     numbers = (
         ((0, number) for number in count(1)),
