@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies
+from hypothesis import HealthCheck, given, settings, strategies
 from invariants import check
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from requirements import CLIENTS, left_out_without
@@ -21,8 +21,8 @@ from xdist.scheduler import LoadScopeScheduling
 from purgatory import Purgatory
 from purgatory.testing import VirtualTimeLoop
 
-# A busy machine takes longer than 200 ms for an example.
-settings.register_profile("tests", deadline=None)
+# A busy machine takes longer than 200 ms for an example, and longer to draw it.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 collect_ignore = left_out_without(CLIENTS, "pipeline/on_spark/test_topics.py") + left_out_without(
@@ -211,7 +211,7 @@ class SparkInGroups(LoadScopeScheduling):
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")
         if not folder:
             return nodeid
-        processes = ("test_interrupts", "test_library.py::test_spark_connect", "test_session")
+        processes = ("test_processes", "test_library.py::test_spark_connect")
         if name.startswith(processes):
             return "processes of Spark"
         own = name.startswith(("test_cluster", "test_topics"))

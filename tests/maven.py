@@ -29,38 +29,38 @@ class Unavailable(Exception):
 
 
 def jars(*coordinates: str, alone: bool = False) -> list[Path]:
-    """The files of artifacts and of their dependencies.
-
-    Args:
-        coordinates: `group:artifact:version`.
-        alone: without their dependencies.
+    """The files of artifacts, each `group:artifact:version`, and unless `alone` of their
+    dependencies.
 
     Raises:
         Unavailable: there is no Maven, or it cannot download an artifact.
     """
-    folder = _cache() / _name(coordinates, alone)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(repr((coordinates, alone)).encode()).hexdigest()
+    name = f"{coordinates[0].replace(':', '-')}-{digest[:12]}"
+    folder = cache / "purgatory" / "maven" / name
     if not folder.is_dir():
         _fetch(coordinates, alone, folder)
     return sorted(folder.glob("*.jar"))
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purgatory" / "maven"
-
-
-def _name(coordinates: tuple[str, ...], alone: bool) -> str:
-    digest = hashlib.sha256(repr((coordinates, alone)).encode()).hexdigest()
-    return f"{coordinates[0].replace(':', '-')}-{digest[:12]}"
 
 
 def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise Unavailable("needs Maven, to get jars: apt-get install maven")
+    wanted = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{version}</version>{ALONE if alone else ''}</dependency>"
+        for group, artifact, version in (each.split(":") for each in coordinates)
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         project, found = Path(scratch, "pom.xml"), Path(scratch, "jars")
-        project.write_text(_project(coordinates, alone))
+        project.write_text(
+            "<project><modelVersion>4.0.0</modelVersion><groupId>purgatory</groupId>"
+            "<artifactId>jars</artifactId><version>1</version>"
+            f"<dependencies>{wanted}</dependencies></project>"
+        )
         command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies"]
         command += ["-DincludeScope=runtime", f"-DoutputDirectory={found}"]
         what, pipes = ", ".join(coordinates), {"capture_output": True, "text": True}
@@ -70,22 +70,11 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
             raise Unavailable(f"Maven did not get {what} in {MAVEN_TIMEOUT:.0f} s") from None
         if run.returncode:
             errors = (line for line in run.stdout.splitlines() if "ERROR" in line)
-            why = next(errors, run.stderr.strip())
-            raise Unavailable(f"Maven does not get {what}: {why[:300]}")
+            raise Unavailable(
+                f"Maven does not get {what}: {next(errors, run.stderr.strip())[:300]}"
+            )
         try:
             found.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise  # otherwise another process was faster
-
-
-def _project(coordinates: tuple[str, ...], alone: bool) -> str:
-    wanted = [
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        f"{ALONE if alone else ''}</dependency>"
-        for group, artifact, version in (each.split(":") for each in coordinates)
-    ]
-    return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>purgatory</groupId><artifactId>jars</artifactId>"
-        f"<version>1</version><dependencies>{''.join(wanted)}</dependencies></project>"
-    )

@@ -46,13 +46,7 @@ NEAREST = {
 }
 """Test files of modules that have several, or none with the module's name."""
 
-LEFT_OUT = {
-    "__init__",
-    "errors",
-    "kernel",
-    "states",
-    "statistics",
-}
+LEFT_OUT = {"__init__", "errors", "kernel", "states", "statistics"}
 """Modules without a mechanism, and modules tested by other gates."""
 
 NOT_MUTATED = {"__repr__", "__reduce_ex__"}

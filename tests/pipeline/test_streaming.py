@@ -49,9 +49,7 @@ def test_only_local_unconfigured_checkpoints_rename_without_processes(
     assert spark.conf.set.called == changed
 
 
-def test_failed_query_stops_the_sending_query(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_query_stops_the_sending_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next try could not send: Spark allows one query for each checkpoint."""
     deciding, sending = MagicMock(), MagicMock()
     deciding.awaitTermination.side_effect = StreamingQueryException("the disk is full")

@@ -14,10 +14,9 @@ from journals import Found, account, assert_tables_equal, check, damage, random_
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from purgatory.pipeline._snapshot import read_whole
 from purgatory.pipeline.report._queries import TABLES
 from purgatory.pipeline.spark import read_journal, report
-from purgatory.pipeline.spark._journal import FOLDERS, Reader
+from purgatory.pipeline.spark._journal import FOLDERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -85,17 +84,6 @@ def test_any_dataframes_make_the_same_tables(
 
     assert_tables_equal(found, rows, checks)
     assert account(found["reconciliation"])["operations", "files"] == 0
-
-
-def test_queries_leave_kept_rows_in_memory(
-    spark: SparkSession, journal: tuple[str, list[Any], list[Any]]
-) -> None:
-    reader = Reader(spark, keeps_small_files=True)
-    try:
-        found = read_whole(reader.storage, [journal[0]], reader.journal)
-        assert found.operations.storageLevel.useMemory
-    finally:
-        reader.close()
 
 
 def test_report_plans_no_python(
