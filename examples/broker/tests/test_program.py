@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
@@ -252,23 +251,3 @@ def test_demo_loses_and_doubles_no_message() -> None:
     for kind in ("produce", "fetch", "delete records", "join", "sync", "heartbeat"):
         assert rows[kind][3:] == ["0", "0"], kind  # missed triggers, pending
     assert re.search(r"rebalances: \d+, median [\d.]+ s, longest [\d.]+ s\n", output)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_interrupted_demo_leaves_no_process_behind() -> None:
-    with demo() as running:
-        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-        until = time.monotonic() + TIMEOUT
-        while len(pids := children.read_text().split()) < 9 and time.monotonic() < until:
-            time.sleep(0.01)
-        running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=TIMEOUT)
-    assert (running.returncode, errors) == (0, "")
-    assert len(pids) == 9
-    until = time.monotonic() + TIMEOUT
-    while (
-        left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    ) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert left == []

@@ -98,10 +98,6 @@ class ByAiokafka(Client):
     def connect_by_tls(self) -> None:
         self.connect(security_protocol="SSL", ssl_context=ssl.create_default_context())
 
-    def connect_by_sasl(self) -> None:
-        login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
-        self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
-
 
 class Joined(Member, ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self, client: ByAiokafka, topic: str, group: str | None, **options: Any) -> None:

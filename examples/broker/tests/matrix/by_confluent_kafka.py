@@ -11,11 +11,12 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
-from features import START, TIMEOUT, VALUES, Client, Member, expect, run, until
+from features import RECORDS, TIMEOUT, VALUES, Client, Member, expect, run, until
 
 
 def dotted(options: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", "."): value for name, value in options.items()}
+    names = {name: name.replace("sasl_plain", "sasl").replace("_", ".") for name in options}
+    return {names[name]: value for name, value in options.items()}
 
 
 class ByConfluentKafka(Client):
@@ -55,15 +56,10 @@ class ByConfluentKafka(Client):
     def produce(self, topic: str, **options: Any) -> list[int]:
         delivered: list[Any] = []
         producer = Producer(self.common | {"acks": "all", "linger.ms": 20} | dotted(options))
-        for number, value in enumerate(VALUES):
-            producer.produce(
-                topic,
-                value,
-                partition=0,
-                headers={"number": str(number)},
-                timestamp=START + 1000 * number,
-                on_delivery=lambda error, message: delivered.append(error or message.offset()),
-            )
+        note = lambda error, message: delivered.append(error or message.offset())  # noqa: E731
+        for record in RECORDS:
+            fields = {name.removesuffix("_ms"): value for name, value in record.items()}
+            producer.produce(topic, on_delivery=note, **fields)
         expect(producer.flush(TIMEOUT), 0)
         return delivered
 
@@ -97,13 +93,6 @@ class ByConfluentKafka(Client):
         producer = Producer(self.common | {"error_cb": errors.append} | dotted(options))
         until(lambda: producer.poll(0.1) > 0 or len(errors) > 0)
         raise KafkaException(errors[0])
-
-    def connect_by_tls(self) -> None:
-        self.connect(security_protocol="SSL")
-
-    def connect_by_sasl(self) -> None:
-        login = {"sasl_mechanism": "PLAIN", "sasl_username": "me", "sasl_password": "secret"}
-        self.connect(security_protocol="SASL_PLAINTEXT", **login)
 
 
 class Joined(Member):

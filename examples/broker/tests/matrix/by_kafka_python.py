@@ -103,13 +103,6 @@ class ByKafkaPython(Client):
         with closing(KafkaProducer(bootstrap_servers=self.address, **waits, **options)) as one:
             one.send("secured", b"value").get(REFUSAL_TIMEOUT)
 
-    def connect_by_tls(self) -> None:
-        self.connect(security_protocol="SSL")
-
-    def connect_by_sasl(self) -> None:
-        login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
-        self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
-
 
 class Joined(Member, ConsumerRebalanceListener):  # type: ignore[misc]
     """From its first `share` on it polls in a thread: kafka-python 3.0.12 drops a join that ends

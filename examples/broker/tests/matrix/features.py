@@ -31,7 +31,8 @@ RECORDS: Final[list[dict[str, Any]]] = [
     }
     for number, value in enumerate(VALUES)
 ]
-"""`VALUES` as arguments of `send`, of aiokafka and of kafka-python."""
+"""`VALUES` as arguments of `send`, of aiokafka and of kafka-python; confluent-kafka says
+`timestamp`."""
 CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
 
 
@@ -62,6 +63,17 @@ class Client:
 
     def __init__(self, address: str) -> None:
         self.address = address
+
+    def connect(self, **options: Any) -> None:
+        """Tries to send a record."""
+        raise NotImplementedError
+
+    def connect_by_tls(self) -> None:
+        self.connect(security_protocol="SSL")
+
+    def connect_by_sasl(self) -> None:
+        login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
+        self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
 
     def commit_and_delete_offset(self, topic: str, group: str, offset: int) -> list[int | None]:
         """Returns the committed offset before and after its deletion."""
