@@ -55,8 +55,3 @@ def test_demo_never_kills_a_foreign_store(demo: Callable[..., str], tmp_path: Pa
             r"which\s+is\s+yours\s+and\s+was\s+not\s+killed", demo("--store", server.url)
         )
         assert server.ask("PING").startswith(b"+PONG")
-
-
-def test_demo_server_admits_the_demo_alone(program: Callable[..., CompletedProcess[str]]) -> None:
-    done = program(EXAMPLE, "--store", "redis", status=2)
-    assert "a server of its own is for the --demo" in " ".join(done.stderr.split())

@@ -9,7 +9,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from fcntl import LOCK_SH, flock
 from pathlib import Path
 from typing import Any
@@ -130,55 +129,6 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None
         assert not old.exists()
         assert not log.exists()
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
-
-
-async def test_deleted_log_starts_new_epoch_for_all_processes(tmp_path: Path) -> None:
-    async with pair(f"file://{tmp_path}/app") as (here, there):
-        assert await there.advance("a", 40) == 40
-        epoch = here.epoch
-        waiting = await started(here, "a", 40)
-        (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
-        async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
-            assert await new.bump("b") == 1
-            assert await there.bump("b") == 2
-            here._follower.resync()
-            here._sync.wake()  # type: ignore[union-attr]
-            assert await waiting == 0
-            await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
-            waiting = asyncio.create_task(new.wait("a", 0))
-            assert await here.bump("a") == 1
-            assert await waiting == 1
-
-
-async def test_large_batches_yield_to_the_loop(tmp_path: Path) -> None:
-    async with pair(f"file://{tmp_path}/app") as (here, _):
-        loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
-        transact = here._store._transact  # type: ignore[attr-defined]
-
-        def count() -> None:
-            nonlocal iteration
-            iteration += 1
-            loop.call_soon(count)
-
-        async def counted(begin: str, work: Any) -> Any:
-            def counting(database: sqlite3.Connection) -> Any:
-                transactions[iteration] += 1
-                return work(database)
-
-            return await transact(begin, counting)
-
-        here._store._transact = counted  # type: ignore[attr-defined]
-        loop.call_soon(count)
-        keys = [f"key{number}" for number in range(3_000)]
-        await asyncio.gather(*(here.bump(key) for key in keys))
-        waits = [asyncio.create_task(here.wait(key, 1)) for key in keys]
-        await knows(here, *keys)
-        await here._store.renew(here.epoch)
-        here._follower.resync()
-        here._sync.wake()  # type: ignore[union-attr]
-        assert await asyncio.gather(*waits) == [1] * len(keys)
-        assert transactions.total() > 50
-        assert max(transactions.values()) <= 2  # one reads, one writes
 
 
 async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> None:

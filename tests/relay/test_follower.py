@@ -277,12 +277,6 @@ class Simulation(RuleBasedStateMachine):
             self.end_read(at, fails=False)
         assert not follower.needs_read
 
-    @rule(at=PROCESSES, keys=st.lists(st.sampled_from(KEYS), max_size=6))
-    def write_some(self, at: int, keys: list[str]) -> None:
-        for key in keys:
-            self.wait(at, key, 0)
-            self.write(1 - at, key, 0, 1, answered=True)
-
     @rule(chance=st.integers(0, 5))
     def flush(self, chance: int) -> None:
         if chance:
@@ -324,26 +318,6 @@ class Simulation(RuleBasedStateMachine):
                 self.store.versions.pop(key, None)
                 self.store.positions.pop(key, None)
             self.store.record()
-
-    @rule(
-        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
-        more=st.lists(st.sampled_from(KEYS), max_size=6),
-        chance=st.integers(0, 4),
-    )
-    def restore(self, keys: list[str], more: list[str], chance: int) -> None:
-        """A backup is restored while all are connected, and others write on at once."""
-        store = self.store
-        if chance:
-            return
-        backup = store.position, dict(store.versions), dict(store.positions)
-        for key in keys:
-            self.wait(0, key, 0)
-            self.write(1, key, 0, 1, answered=True)
-            self.wait(1, key, 0)
-        store.position, store.versions, store.positions = backup
-        store.record()
-        for key in more:
-            self.publish(store.write(key, 0, 1))
 
     def settle(self) -> None:
         """All messages are lost from now on; both processes read all they need, after a resync."""
@@ -472,25 +446,6 @@ def test_late_messages_are_not_counted_as_lost(arrives: bool) -> None:
     assert process.follower.healed == (0 if arrives else 1)
 
 
-def test_read_begun_before_confirmation_proves_nothing() -> None:
-    process = process_at(7)
-    process.follower.resync()
-    read = process.follower.begin_read()
-    process.follower.on_disconnected()
-    process.follower.on_subscribed()
-    process.follower.on_read(read, ReadResult("e", 7, {}))
-    assert not process.follower.is_current
-    assert process.follower.needs_read
-
-
-def test_late_message_of_old_epoch_only_costs_read() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("d", 70, 71, {"a": 50}))
-    answer(process, "e", 7)
-    assert results(process) == [None]
-    assert not process.follower.needs_read
-
-
 @pytest.mark.parametrize("position", [8, 3], ids=["later", "earlier"])
 def test_lower_version_in_message_is_decided_by_read(position: int) -> None:
     lower = ChangeMessage("e", position - 1, position, {"a": 1})
@@ -586,12 +541,6 @@ def test_store_without_positions_is_followed_by_reads() -> None:
     answer(process, "e", 9)
     assert process.follower.epoch_to_end == "e"
     assert not process.follower.has_gap
-
-
-def test_a_first_read_that_fails_is_made_again() -> None:
-    process = Process()
-    process.follower.on_read_failed(process.follower.begin_read())
-    assert process.follower.needs_read
 
 
 def test_failed_read_repeats_keys_that_have_waiters() -> None:

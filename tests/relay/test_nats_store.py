@@ -3,7 +3,6 @@ listeners."""
 
 import asyncio
 import json
-import random
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -17,7 +16,6 @@ from servers import TIMEOUT, NatsServer, served
 from purgatory import RelayUnavailable
 from purgatory.relay import Change, Relay
 from purgatory.relay._nats import MAX_ROWS_PER_READ, NatsStore
-from purgatory.relay._nats_link import NatsLink
 
 pytestmark = pytest.mark.slow
 
@@ -131,17 +129,3 @@ async def keep_sending(store: NatsStore) -> None:
         while True:
             await store.send(b'"%s"' % (b"x" * 3_000))
             await asyncio.sleep(0.0)
-
-
-async def test_opening_cancelled_at_any_point_ends(server: NatsServer) -> None:
-    before = asyncio.all_tasks()
-    for number in range(200):
-        opening = asyncio.create_task(NatsLink.open([server.url]))
-        for _ in range(number % 40):
-            await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
-        is_cancelled = opening.cancel()
-        await asyncio.wait([opening])
-        assert opening.cancelled() or not is_cancelled
-        if not opening.cancelled():
-            await opening.result().close()
-    assert asyncio.all_tasks() == before

@@ -2,7 +2,6 @@
 an earlier state. All faults at random: `test_oracle`."""
 
 import asyncio
-import json
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from relay_proxy import Proxy
 from relay_waits import bumped, knows, pair, set_timeout, started, until
-from servers import APPENDING, TIMEOUT, FileStore, NatsServer, PostgresServer, RedisServer, served
+from servers import APPENDING, TIMEOUT, FileStore, PostgresServer, RedisServer, served
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
@@ -130,72 +129,6 @@ async def test_closing_with_paused_server_ends_connections_within_timeout(
 
 
 @slow
-@pytest.mark.parametrize("kind", ["redis", "postgresql"])
-async def test_messages_published_during_disconnect_are_found_and_counted(
-    tmp_path: Path, kind: str
-) -> None:
-    with served(kind, tmp_path) as server:
-        async with pair(server.url) as (here, there):
-            for number in range(1, 11):
-                waiting = await started(here, "a", number - 1)
-                await until(lambda: here.statistics().is_connected)
-                if kind == "redis":
-                    server.ask("CLIENT", "KILL", "TYPE", "pubsub")
-                else:
-                    await asyncio.to_thread(server.end_relays)
-                assert await bumped(there, "a") == await waiting == number
-            await until(lambda: here.statistics().is_connected)
-            assert here.statistics().healed > 0
-            assert here.statistics().epochs == 1
-
-
-async def refuse_writes(server: Any, refuses: bool) -> None:
-    """Makes Redis run out of memory, a stream refuse messages, and PostgreSQL read-only; or undoes
-    it."""
-    if isinstance(server, RedisServer):
-        server.ask("CONFIG", "SET", "maxmemory", "1" if refuses else "0")
-    elif isinstance(server, NatsServer):
-        import nats
-
-        client = await nats.connect(server.url)
-        listed = json.loads((await client.request("$JS.API.STREAM.LIST")).data)
-        await client.close()
-        for config in (stream["config"] for stream in listed["streams"]):
-            config["max_msg_size"] = 1 if refuses else -1
-            server.publish(f"$JS.API.STREAM.UPDATE.{config['name']}", json.dumps(config))
-    else:
-        setting = "on" if refuses else "off"
-        server.run(f"ALTER SYSTEM SET default_transaction_read_only = {setting}")
-        server.run("SELECT pg_reload_conf()")
-        # the server signals all its processes before it forks one with the new setting
-        while server.run("SHOW default_transaction_read_only").strip() != setting:
-            await asyncio.sleep(0.01)
-
-
-@slow
-async def test_readonly_server_counts_as_disconnected(server: Any) -> None:
-    async with pair(server.url, resync=0.3) as (here, there):
-        assert await here.bump("a") == 1
-        await refuse_writes(server, True)
-        try:
-            bumping = asyncio.create_task(here.bump("a"))
-            await until(lambda: not here.statistics().is_connected)
-            assert there.statistics().is_connected
-            resyncs = here.statistics().resyncs
-            await until(lambda: here.statistics().resyncs > resyncs + 1)
-            assert not here.statistics().is_connected
-            bumping.cancel()
-            # A pending write may be done although its caller gave up: an attempt that is
-            # connecting now would write, once the server takes writes again.
-            await until(lambda: bumping.done() and here._client.changes.task is None)
-        finally:
-            await refuse_writes(server, False)
-        await until(lambda: here.statistics().is_connected)
-        assert here.statistics().epochs == 1
-        assert await here.bump("a") == 2
-
-
-@slow
 async def test_probe_finds_silently_dead_connection(server: Any) -> None:
     proxy = Proxy(server)
     async with proxy.serving() as url, pair(url, resync=0.3) as (here, there):
@@ -243,9 +176,14 @@ Loss = Callable[[Any], Iterator[None]]
 """Prepares a loss when the key `a` has version 40, and makes it when it has 50."""
 
 
-def rows_deleted(store: Any) -> Iterator[None]:
-    yield
-    store.delete_rows("purgatory", "a")
+def at_once(lose: Callable[[Any], object]) -> Loss:
+    """A loss that needs no preparation."""
+
+    def prepared(store: Any) -> Iterator[None]:
+        yield
+        lose(store)
+
+    return prepared
 
 
 def file_restored(store: FileStore) -> Iterator[None]:
@@ -255,31 +193,11 @@ def file_restored(store: FileStore) -> Iterator[None]:
     restore()
 
 
-def flushed(redis: RedisServer) -> Iterator[None]:
-    yield
-    redis.ask("FLUSHALL")
-
-
 def older_dump(redis: RedisServer) -> Iterator[None]:
     redis.ask("SAVE")
     yield
     redis.kill()
     redis.start()
-
-
-def purged(nats: NatsServer) -> Iterator[None]:
-    yield
-    nats.publish("$JS.API.STREAM.PURGE.purgatory_versions")
-
-
-def stream_deleted(nats: NatsServer) -> Iterator[None]:
-    yield
-    nats.publish("$JS.API.STREAM.DELETE.purgatory_versions")
-
-
-def table_dropped(postgres: PostgresServer) -> Iterator[None]:
-    yield
-    postgres.run("DROP TABLE purgatory_versions")
 
 
 def table_restored(postgres: PostgresServer) -> Iterator[None]:
@@ -314,46 +232,56 @@ def database_set_back(postgres: PostgresServer) -> Iterator[None]:
     postgres.start()
 
 
+STREAM = "$JS.API.STREAM.{}.purgatory_versions"
+LOSSES: dict[str, Loss] = {
+    "rows deleted": at_once(lambda store: store.delete_rows("purgatory", "a")),
+    "file restored": file_restored,
+    "flushed": at_once(lambda redis: redis.ask("FLUSHALL")),
+    "older dump": older_dump,
+    "purged": at_once(lambda nats: nats.publish(STREAM.format("PURGE"))),
+    "stream deleted": at_once(lambda nats: nats.publish(STREAM.format("DELETE"))),
+    "table dropped": at_once(lambda postgres: postgres.run("DROP TABLE purgatory_versions")),
+    "table restored": table_restored,
+    "database set back": database_set_back,
+}
+SERVER_KINDS = ("redis", "postgresql", "nats")
+LOST = [
+    ("file", "rows deleted", TIMEOUT, "a", 1),
+    ("file", "rows deleted", 0.2, "", 0),
+    ("file", "file restored", TIMEOUT, "a", 41),
+]
+LOST_BY_SERVERS = [
+    *((kind, "rows deleted", TIMEOUT, "a", 1) for kind in SERVER_KINDS),
+    *((kind, "rows deleted", 0.2, "", 0) for kind in SERVER_KINDS),
+    ("redis", "flushed", TIMEOUT, "c", 0),
+    ("redis", "older dump", TIMEOUT, "", 40),
+    ("nats", "purged", 0.5, "", 0),
+    ("nats", "stream deleted", 0.5, "", 0),
+    ("postgresql", "table dropped", 0.3, "", 0),
+    ("postgresql", "table restored", TIMEOUT, "c", 40),
+    ("postgresql", "database set back", TIMEOUT, "", 40),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "lose", "resync", "written", "kept"),
-    [
-        ("file", rows_deleted, TIMEOUT, "a", 1),
-        ("file", rows_deleted, 0.2, "", 0),
-        ("file", file_restored, TIMEOUT, "a", 41),
-        *(
-            pytest.param(*row, marks=slow)
-            for row in (
-                *(
-                    (kind, rows_deleted, TIMEOUT, "a", 1)
-                    for kind in ("redis", "postgresql", "nats")
-                ),
-                *((kind, rows_deleted, 0.2, "", 0) for kind in ("redis", "postgresql", "nats")),
-                ("redis", flushed, TIMEOUT, "c", 0),
-                ("redis", older_dump, TIMEOUT, "", 40),
-                ("nats", purged, 0.5, "", 0),
-                ("nats", stream_deleted, 0.5, "", 0),
-                ("postgresql", table_dropped, 0.3, "", 0),
-                ("postgresql", table_restored, TIMEOUT, "c", 40),
-                ("postgresql", database_set_back, TIMEOUT, "", 40),
-            )
-        ),
-    ],
+    ("kind", "loss", "resync", "written", "kept"),
+    [*LOST, *(pytest.param(*row, marks=slow) for row in LOST_BY_SERVERS)],
 )
 async def test_loss_ends_waits_in_a_new_epoch(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     kind: str,
-    lose: Loss,
+    loss: str,
     resync: float,
     written: str,
     kept: int,
 ) -> None:
     """The loss is noticed by a resync, by a write to the key `written`, or by connecting again. The
     wait gets what is `kept`, or one more."""
-    options = () if lose is older_dump else APPENDING
+    options = () if loss == "older dump" else APPENDING
     with served(kind, tmp_path, *options) as server:
         async with pair(server.url, resync=resync) as (here, there):
-            losing = lose(server)
+            losing = LOSSES[loss](server)
             assert await there.advance("a", 40) == 40
             await asyncio.to_thread(next, losing)
             assert [await there.bump("a") for _ in range(10)] == [*range(41, 51)]
