@@ -274,12 +274,8 @@ class PostgresServer(Server):
         """Whether the server accepts connections and has started up."""
         if not super().is_ready():
             return False
-        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
-            words = b"user\0tester\0database\0postgres\0\0"
-            client.sendall(
-                (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words
-            )
-            return client.recv(1) == b"R"
+        asking = [self._binaries() / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(asking, check=False).returncode == 0
 
     def kill(self) -> None:
         """Kills all its processes: a single survivor keeps the next postmaster from starting."""
