@@ -2,6 +2,8 @@
 
 import errno
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import time as time_of_day
 from typing import Any
@@ -203,13 +205,18 @@ class Full:
         return getattr(self.file, name)
 
 
-async def test_full_disk_is_an_error_without_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def full(store: Any, writes: int = 0) -> Iterator[None]:
+    """The disk of a store is full during the block, after some more writes."""
+    file, store.file = store.file, Full(store.file, writes)
+    yield
+    store.file = file
+
+
+async def test_full_disk_is_an_error_without_effect(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         store = client.broker.topics.partition("topic", 0).log.store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file))
+        with full(store):
             assert await client.produce("topic", ONE) == [("kafka_storage_error", -1)]
         assert await client.produce("topic", ONE) == [("none", 0)]
         response = await client.ask("fetch", **fetch_fields("topic", 0))
@@ -217,13 +224,12 @@ async def test_full_disk_is_an_error_without_effect(
 
 
 async def test_a_full_disk_leaves_the_metadata_log_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_broker(directory=tmp_path) as client:
         assert await commit(client, 1) == "none"
         store: Any = client.broker.metadata_log._store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file))
+        with full(store):
             assert await commit(client, 2) == "not_coordinator"
             for response in (
                 await client.ask("create_topics", topics=new_topic("no")),

@@ -13,7 +13,7 @@ from purgatory_broker.settings import Settings
 from purgatory_broker.transactions import MAX_EPOCH
 from raw import Direct, at, errors, fetch_fields, make_batch, produce_fields, running_broker
 from test_groups import Member
-from test_storage import Full
+from test_storage import full
 
 TRANSACTIONAL = 0x10
 
@@ -282,17 +282,14 @@ async def test_restart_completes_prepared_transactions(tmp_path: Path) -> None:
     await broker.aclose()
 
 
-async def test_full_disk_delays_the_end_of_transactions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_delays_the_end_of_transactions(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
         partition = client.broker.topics.partition("topic", 0)
         for store in (client.broker.metadata_log._store, partition.log.store):
             await producer.write()
-            with monkeypatch.context() as patch:
-                patch.setattr(store, "file", Full(store.file))
+            with full(store):
                 assert await producer.end() == "not_coordinator"  # after which clients ask again
                 assert partition.last_stable_offset < partition.high_watermark
             if store is partition.log.store:  # the decision is written
@@ -301,23 +298,19 @@ async def test_full_disk_delays_the_end_of_transactions(
             assert await producer.end() == "none"
         assert await stable(client) == (4, 4, [])
         await producer.write()
-        with monkeypatch.context() as patch:
-            patch.setattr(partition.log.store, "file", Full(partition.log.store.file))
+        with full(partition.log.store):
             await asyncio.sleep(61)
         await asyncio.sleep(61)
         assert await stable(client) == (6, 6, [(producer.id, 4)])
 
 
-async def test_prepared_transaction_survives_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prepared_transaction_survives_a_full_disk(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         await TransactionalProducer(client).begun()
         prepare(client.broker, "mine")
     broker = Broker(Settings(directory=tmp_path))
     store = broker.topics.partition("topic", 0).log.store
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "file", Full(store.file))
+    with full(store):
         broker.start()
         assert await stable(Direct(broker)) == (0, 0, [])
     await asyncio.sleep(61)
@@ -338,35 +331,28 @@ async def test_restart_gives_transactions_no_more_time(tmp_path: Path) -> None:
     await broker.aclose()
 
 
-async def test_unwritable_offsets_keep_the_transaction_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unwritable_offsets_keep_the_transaction_open(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
         await producer.commit_offset(5)
         store: Any = client.broker.metadata_log._store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file, 1))  # the decision can be written
+        with full(store, 1):  # the decision can be written
             assert await producer.end() == "not_coordinator"
         assert await producer.end() == "none"
         assert await committed(client) == [5]
 
 
-async def test_full_disk_refuses_partitions_of_transactions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_refuses_partitions_of_transactions(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
         store: Any = client.broker.metadata_log._store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file))
+        with full(store):
             assert await producer.add("topic") == ["not_coordinator"]
             assert await producer.send() == "invalid_txn_state"
         await producer.commit_offset(5)
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file))
+        with full(store):
             assert await producer.commit_offset(6) == ["none", "not_coordinator"]
         assert await producer.end() == "none"
         assert await committed(client) == [5]
