@@ -232,19 +232,14 @@ async def test_foreign_redis_value_hurts_no_neighbour(redis: RedisServer, prefix
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "name", "words"),
-    [
-        ("SET", "versions", ("x",)),
-        ("SET", "order", ("x",)),
-        ("HSET", "versions", ("name", "x")),
-        ("ZADD", "order", ("1", "x")),
-    ],
+    "command", ["SET versions x", "SET order x", "HSET versions name x", "ZADD order 1 x"]
 )
 async def test_foreign_keys_in_redis_are_refused(
-    redis: RedisServer, prefix: str, command: str, name: str, words: tuple[str, ...]
+    redis: RedisServer, prefix: str, command: str
 ) -> None:
+    verb, name, *words = command.split()
     key = f"{{{prefix}}}:{name}"
-    redis.ask(command, key, *words)
+    redis.ask(verb, key, *words)
     before = redis.ask("DUMP", key), redis.ask("DBSIZE")
     with pytest.raises(ValueError, match=r"it is not a relay's, and was left alone"):
         await Relay(redis.url, prefix=prefix).__aenter__()
