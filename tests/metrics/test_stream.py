@@ -1,7 +1,5 @@
 """The counts of a stream of the pipeline: summed up, and shown by Prometheus and the page."""
 
-import json
-
 import httpx2
 from prometheus_client import CollectorRegistry
 
@@ -50,24 +48,17 @@ def test_prometheus_reads_a_stream() -> None:
     assert value("running") == 0
 
 
-def test_stream_is_behind_once_something_is_due() -> None:
+async def test_page_shows_stream_behind_once_something_is_due() -> None:
     stream, watermark = a_stream(), WATERMARK
     assert stream.statistics().behind(watermark + 60) == 0
-
     stream.looked(next_due=watermark + 5, held_back_by="signals", silent_since=watermark, overdue=2)
     now = stream.statistics()
-
     assert [now.behind(watermark + second) for second in (4, 5, 60)] == [0, 5, 60]
-
-
-async def test_page_shows_a_stream() -> None:
-    stream, watermark = a_stream(), WATERMARK
-    stream.looked(next_due=watermark, held_back_by="signals", silent_since=watermark, overdue=2)
     registry = CollectorRegistry()
     registry.register(collector(Meter(), stream=stream))
     transport = httpx2.ASGITransport(console(stream=stream), client=("127.0.0.1", 5))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
-        shown = json.loads((await client.get("/state")).text)["stream"]
+        shown = (await client.get("/state")).json()["stream"]
 
     labels = {"stream": "orders"}
     behind = registry.get_sample_value("purgatory_stream_behind_seconds", labels)
