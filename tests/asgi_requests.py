@@ -1,15 +1,13 @@
-"""Requests as a server would make them, for the tests of `purgatory.asgi`.
+"""Requests as a server would make them, for the tests of `purgatory.asgi`, and `Service`, whose
+requests wait in each of the `WAITS`.
 
 request = Request(app, b"wait=5", {"prefer": "wait=9"})      # begins at once, in a task of its own
 request.body(b"part", more=True)                             # sent by the client
-request.leave()
-await request.done()
-assert request.status == 204
-
-`Service` is an application whose requests wait in each of the `WAITS`.
+assert (await request.done()).status == 204
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from purgatory import DelayedOperation, OperationState, Purgatory, ThresholdPurgatory
@@ -140,28 +138,28 @@ class Service:
         await outcome.send(send, str(outcome.value).encode() if outcome.is_satisfied else b"")
 
     async def wait(self, poll: Poll) -> Outcome[Any]:
-        if self.way == "predicate":
-            waiting: Any = poll.wait_for(
-                self.purgatory, lambda: self.found.is_set() and "found", ["key"]
-            )
-        elif self.way == "asynchronous predicate":
-            waiting = poll.wait_for(self.purgatory, self._look, ["key"])
-        elif self.way == "operation":
-            waiting = poll.wait(self.purgatory, Fetch(self.found, poll.remaining), ["key"])
-        elif self.way == "threshold":
-            waiting = poll.reach(self.thresholds, "key", 1)
-        else:
-            waiting = poll.run(self._find())
-        self.outcomes.append(await waiting)
+        def look() -> str | None:
+            return "found" if self.found.is_set() else None
+
+        async def look_later() -> str | None:
+            await asyncio.sleep(0)
+            return look()
+
+        async def find() -> str | None:
+            await self.found.wait()
+            return look()
+
+        wait_for = partial(poll.wait_for, self.purgatory, keys=["key"])
+        fetch = Fetch(self.found, poll.remaining)
+        waits: dict[str, Any] = {
+            "predicate": lambda: wait_for(look),
+            "asynchronous predicate": lambda: wait_for(look_later),
+            "operation": lambda: poll.wait(self.purgatory, fetch, ["key"]),
+            "threshold": lambda: poll.reach(self.thresholds, "key", 1),
+            "run": lambda: poll.run(find()),
+        }
+        self.outcomes.append(await waits[self.way]())
         return self.outcomes[-1]
-
-    async def _look(self) -> str | None:
-        await asyncio.sleep(0)
-        return "found" if self.found.is_set() else None
-
-    async def _find(self) -> str:
-        await self.found.wait()
-        return "found"
 
     def satisfy(self) -> None:
         self.found.set()

@@ -2,14 +2,15 @@
 with each of its possible ends.
 
 Each entry of `CALLS` is called once with a `World`, and returns a cycle: a coroutine function of
-the cycle's number, which makes the call once, checks its end and leaves no object behind. Keys are
-new in each cycle, so that leftovers of a key show.
+the cycle's number, which makes the call once, and checks its end. Keys are new in each cycle, so
+that leftovers of a key show.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -215,17 +216,7 @@ CALLS |= {
 # -- other calls
 
 
-def call(name: str) -> Callable[[Callable[[World, int], Coroutine[Any, Any, None]]], None]:
-    """Enters a cycle into `CALLS`."""
-
-    def enter(function: Callable[[World, int], Coroutine[Any, Any, None]]) -> None:
-        CALLS[name] = lambda world: lambda number: function(world, number)
-
-    return enter
-
-
-@call("operation: force_complete, cancel, expired")
-async def _(world: World, number: int) -> None:
+async def operation_ended_by_hand(world: World, number: int) -> None:
     never, forced, ended, late = (Flag(world, number, 0.01) for _ in range(4))
     world.ready.add(number)
     check(never.force_complete() and not never.cancel() and await never == number + 1)
@@ -233,11 +224,7 @@ async def _(world: World, number: int) -> None:
     world.ready.clear()
     for each in (forced, ended, late):
         check(not world.purgatory.try_complete_else_watch(each, [number, -number, "all"]))
-
-    async def awaiting() -> int:
-        return await ended
-
-    tasks = [asyncio.create_task(awaiting()) for _ in range(2)]
+    tasks = [asyncio.ensure_future(ended) for _ in range(2)]
     await iterations(1)
     world.ready.add(number)
     check(forced.force_complete() and forced.result() and ended.cancel())
@@ -248,8 +235,7 @@ async def _(world: World, number: int) -> None:
     check(world.purgatory.watched == 0)
 
 
-@call("try_complete_else_watch, full")
-async def _(world: World, number: int) -> None:
+async def full_purgatory(world: World, number: int) -> None:
     if not hasattr(world, "full"):
         world.full = Purgatory(max_pending=1)
         world.full.try_complete_else_watch(first := Flag(world, -1, None), ["first"])
@@ -259,8 +245,7 @@ async def _(world: World, number: int) -> None:
         check(False)
 
 
-@call("check_and_complete, in several iterations")
-async def _(world: World, number: int) -> None:
+async def check_in_several_iterations(world: World, number: int) -> None:
     for _ in range(600 - world.purgatory.pending):
         world.purgatory.try_complete_else_watch(other := Flag(world, -1, None), ["all"])
         world.callback(other.cancel)
@@ -271,8 +256,7 @@ async def _(world: World, number: int) -> None:
     check(await operation)
 
 
-@call("methods for other threads")
-async def _(world: World, number: int) -> None:
+async def methods_for_other_threads(world: World, number: int) -> None:
     operation = Flag(world, number)
     world.purgatory.try_complete_else_watch(operation, [number])
     receiving = asyncio.create_task(world.purgatory.receive(-number - 1, 30.0))
@@ -287,8 +271,7 @@ async def _(world: World, number: int) -> None:
     check(await operation and world.thresholds.forget(number))
 
 
-@call("acancel_for_key, statistics, keys")
-async def _(world: World, number: int) -> None:
+async def acancel_for_key_and_counts(world: World, number: int) -> None:
     task = asyncio.create_task(world.purgatory.wait(Flag(world, number), [number, "all"]))
     await iterations(1)
     check([*world.purgatory.keys()] == [number, "all"] and repr(world.purgatory))
@@ -297,13 +280,10 @@ async def _(world: World, number: int) -> None:
     check(world.purgatory.statistics().pending == world.purgatory.watched == 0)
 
 
-@call("aclose, new purgatories each time")
-async def _(world: World, number: int) -> None:
+async def aclose_of_new_purgatories(world: World, number: int) -> None:
     async with Purgatory[Flag](max_pending=8) as purgatory, ThresholdPurgatory() as thresholds:
-        tasks = [
-            asyncio.create_task(purgatory.wait(Flag(world, number), [number])),
-            asyncio.create_task(thresholds.wait(number, 1, 30.0)),
-        ]
+        waits = (purgatory.wait(Flag(world, number), [number]), thresholds.wait(number, 1, 30.0))
+        tasks = [asyncio.create_task(wait) for wait in waits]
         await iterations(1)
     for task in tasks:
         await end(task, OperationCancelled)
@@ -316,8 +296,7 @@ async def _(world: World, number: int) -> None:
         tracker.touch(number)
 
 
-@call("WheelTimer: fired, cancelled, rescheduled")
-async def _(world: World, number: int) -> None:
+async def wheel_timer(world: World, number: int) -> None:
     loop, timer = asyncio.get_running_loop(), world.timer
     fired = loop.create_future()
     timer.call_later(0.002, str)
@@ -330,16 +309,14 @@ async def _(world: World, number: int) -> None:
     check(not timer.size)
 
 
-@call("timeout, timeout_at, left in time")
-async def _(_: World, __: int) -> None:
+async def timeouts_left_in_time(_: World, __: int) -> None:
     now = asyncio.get_running_loop().time()
     async with library.timeout(30.0), library.timeout_at(now + 5.0) as inner:
         inner.reschedule(now + 10.0)
     check(not inner.expired())
 
 
-@call("IdleTracker: touch, remove, fallen idle")
-async def _(world: World, number: int) -> None:
+async def idle_tracker(world: World, number: int) -> None:
     if not hasattr(world, "tracker"):
         world.tracker = world.enter_context(IdleTracker(0.05, lambda _: None))
     world.tracker.touch(number)
@@ -348,16 +325,22 @@ async def _(world: World, number: int) -> None:
     check(world.tracker.remove(-number - 1) and not world.tracker.remove(-number - 1))
 
 
-@call("LongPolls: a lifespan")
-async def _(world: World, _: int) -> None:
+async def lifespan_of_polls(world: World, _: int) -> None:
     if not hasattr(world, "service"):
         world.service = Service()
     answers = await lifespan(world.service.app, "lifespan.startup", "lifespan.shutdown")
     check(answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"])
 
 
+OTHERS = (
+    *(operation_ended_by_hand, full_purgatory, check_in_several_iterations),
+    *(methods_for_other_threads, acancel_for_key_and_counts, aclose_of_new_purgatories),
+    *(wheel_timer, timeouts_left_in_time, idle_tracker, lifespan_of_polls),
+)
+CALLS |= {each.__name__: partial(partial, each) for each in OTHERS}
+
 COLLECTED = {
-    "aclose, new purgatories each time",
+    "aclose_of_new_purgatories",
     *(name for name in CALLS if name.endswith("its hook raises")),
 }
 """Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts

@@ -19,15 +19,14 @@ CYCLES, CYCLES_COLLECTED = 128, 2048
 """In each stage; what is left to the collector leaves some kB to and fro, however many cycles."""
 STEP_CYCLES, STEP_SECONDS = 8, 0.01
 MIN_OBJECT_BYTES = 16
-"""Bytes of the smallest object: what leaves one behind in each cycle leaves so much. Less is the
-interpreter's own."""
+"""Bytes of the smallest object: a call that leaves one behind in each cycle leaves at least as many.
+Less is the interpreter's own."""
 
 
 def is_slow(name: str) -> bool:
     """Whether it takes many cycles, or is a poll that waits in another way than the first."""
-    return name in COLLECTED or (
-        name.startswith("LongPolls") and "LongPolls: predicate" not in name
-    )
+    is_poll = name.startswith("LongPolls") and "LongPolls: predicate" not in name
+    return name in COLLECTED or is_poll
 
 
 async def soak(name: str, cycles: int) -> tuple[list[int], int]:

@@ -5,12 +5,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from asgi_requests import Message, Request
+from asgi_requests import Message, Request, Service
 from helpers import iterations
 from loops import on_virtual_time
 
-from purgatory import Purgatory
-from purgatory.asgi import Ending, LongPolls, Outcome
+from purgatory.asgi import Ending
 from purgatory.asgi._request import READ_AHEAD
 
 LEFT = {"type": "websocket.disconnect", "code": 1001, "reason": "going away"}
@@ -35,35 +34,20 @@ class Socket(Request):
             self.messages.put_nowait(message)
 
 
-class Board:
-    """An application that, once connected, waits for `results` once, and then keeps what else it
-    receives."""
+class Board(Service):
+    """An application that, once connected, waits once, and then keeps what else it receives."""
 
-    def __init__(self, **options: Any) -> None:
-        self.polls = LongPolls(**{"signals": (), **options})
-        self.purgatory: Purgatory[Any] = Purgatory()
-        self.results: list[str] = []
-        self.outcomes: list[Outcome[Any]] = []
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.received: list[Message] = []
-        self.app = self.polls.middleware(self.serve)
-
-    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["query_string"] != b"poll=first":
             self.received.append(await receive())
             await send({"type": "websocket.accept"})
-        outcome = await self.polls.poll(scope).wait_for(
-            self.purgatory, lambda: self.results, ["key"]
-        )
-        self.outcomes.append(outcome)
+        outcome = await self.wait(self.polls.poll(scope))
         end = {"code": outcome.close_code, "reason": outcome.reason}
         await send({"type": "websocket.close", **end})
         while not self.received or self.received[-1]["type"] != "websocket.disconnect":
             self.received.append(await receive())
         self.received.append(await receive())
-
-    def satisfy(self) -> None:
-        self.results.append("done")
-        self.purgatory.check_and_complete("key")
 
 
 @pytest.mark.parametrize("query", [b"", b"poll=first"])
@@ -79,9 +63,9 @@ async def test_satisfied_wait_keeps_message_order(query):
     await iterations(30)
     socket.say(LEFT)
     await socket.task
-    assert [outcome.ending for outcome in board.outcomes] == [Ending.SATISFIED]
+    assert board.endings == [Ending.SATISFIED]
     assert board.received == [{"type": "websocket.connect"}, *spoken, LEFT, LEFT]
-    assert board.polls.open == board.purgatory.pending == 0
+    board.check_nothing_is_left()
 
 
 @on_virtual_time
@@ -100,6 +84,7 @@ async def test_each_ending_has_the_code_to_close_with(query, end, ending, code):
     if end == "full":
         Socket(board.app, b"wait=50")
         await asyncio.sleep(1)
+
     socket = Socket(board.app, query)
     await asyncio.sleep(10)
     if end == "stop":
@@ -118,7 +103,7 @@ async def test_each_ending_has_the_code_to_close_with(query, end, ending, code):
         socket.say(LEFT)
         await socket.task
         await iterations(10)
-    assert board.polls.open == board.purgatory.pending == 0
+    board.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("character", [b"%F0%9F%90%99", b"%00", b"%22"])
