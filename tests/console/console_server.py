@@ -56,52 +56,49 @@ class Job(DelayedOperation[None]):
         return self.key in ready and self.force_complete()
 
 
-async def hello(_: Request) -> Response:
-    return Response()
+def wait(count: str, key: str, timeout: float = 600) -> None:
+    for _ in range(int(count)):
+        jobs.try_complete_else_watch(Job(key, timeout), [key])
 
 
-async def wait(request: Request) -> Response:
-    for _ in range(int(request.path_params["count"])):
-        jobs.try_complete_else_watch(
-            Job(request.path_params["key"], 600), [request.path_params["key"]]
-        )
-    return Response(str(os.getpid()), headers={"connection": "close"})
+def check(key: str) -> None:
+    ready.add(key)
+    jobs.check_and_complete(key)
 
 
-async def check(request: Request) -> Response:
-    ready.add(request.path_params["key"])
-    jobs.check_and_complete(request.path_params["key"])
-    return Response()
+def miss(key: str) -> None:
+    wait("1", key, 0.1)
+    ready.add(key)
 
 
-async def miss(request: Request) -> Response:
-    jobs.try_complete_else_watch(Job(request.path_params["key"], 0.1), [request.path_params["key"]])
-    ready.add(request.path_params["key"])
-    return Response()
-
-
-async def attack(_: Request) -> Response:
+def attack() -> None:
     for key in ATTACKS:
-        jobs.try_complete_else_watch(Job(key, 600), [key])
-    return Response()
+        wait("1", key)
 
 
-async def session(request: Request) -> Response:
-    for number in range(request.path_params["count"]):
-        key = f"session:eu-west-1:customer:{number:05d}"
-        jobs.try_complete_else_watch(Job(key, 600), [key])
-    return Response()
+def session(count: str) -> None:
+    for number in range(int(count)):
+        wait("1", f"session:eu-west-1:customer:{number:05d}")
 
 
-async def threshold(_: Request) -> Response:
+def threshold() -> None:
     versions.advance("orders", 3)
     waiting.extend(asyncio.ensure_future(versions.wait("orders", number, 600)) for number in (5, 7))
-    return Response()
 
 
-async def refuse(_: Request) -> Response:
+def refuse() -> None:
     polls.endings[Ending.REFUSED] += 1
-    return Response()
+
+
+CHANGES = {"hello": lambda: None} | {
+    each.__name__: each for each in (wait, check, miss, attack, session, threshold, refuse)
+}
+
+
+async def change(request: Request) -> Response:
+    name, *words = request.url.path.strip("/").split("/")
+    CHANGES[name](*words)
+    return Response(str(os.getpid()), headers={"connection": "close"})
 
 
 def authorize(scope: Scope) -> bool:
@@ -118,16 +115,9 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
 options = {"address": os.environ.get("ADDRESS"), "refresh": 0.25}
 page = console(jobs, versions, polls=polls, meter=meter, relay=relay, **options)
 routes = [
-    Route("/hello", hello),
-    Route("/wait/{count}/{key}", wait),
-    Route("/check/{key}", check),
-    Route("/miss/{key}", miss),
-    Route("/attack", attack),
-    Route("/session/{count:int}", session),
-    Route("/threshold", threshold),
-    Route("/refuse", refuse),
     Mount("/purgatory", page),
     Mount("/eight", console(*eight)),
     Mount("/guarded", console(jobs, name="orders service", authorize=authorize)),
+    *(Route(f"/{name}{{words:path}}", change) for name in CHANGES),
 ]
 app = polls.middleware(Starlette(routes=routes, lifespan=lifespan))

@@ -4,7 +4,7 @@ nothing."""
 import asyncio
 
 import pytest
-from helpers import Listener, Probe
+from helpers import Listener, Probe, watch_all
 from loops import on_virtual_time
 
 from purgatory import (
@@ -35,15 +35,14 @@ async def test_small_purgatory_is_shown_whole():
         assert seen.statistics == jobs.statistics()
         assert (seen.now, seen.tick, seen.max_pending, seen.is_closed) == (0.25, 0.001, 9, False)
         assert seen.looked_at == waiting(seen) == 4 and seen.without_deadline == 1
-        assert [(each[1:]) for each in seen.oldest] == [
-            (("a", "b"), 0, 0.0, 0.5),
-            (("b", "c", "d", "e"), 2, 0.25, 100.25),
-            (("b",), 0, 0.25, 100000.25),
-            ((("h", 1),), 0, None, None),
+        assert [tuple(each) for each in seen.oldest] == [
+            ("Probe", ("a", "b"), 0, 0.0, 0.5),
+            ("Probe", ("b", "c", "d", "e"), 2, 0.25, 100.25),
+            ("Probe", ("b",), 0, 0.25, 100000.25),
+            ("Probe", (("h", 1),), 0, None, None),
         ]
         assert seen.hottest[0] == WatchedKey("b", 3)
-        assert {each.key for each in seen.hottest} == {"a", "b", "c", "d", "e", "f", "g", ("h", 1)}
-        assert [each.kind for each in seen.oldest] == ["Probe"] * 4
+        assert {each.key for each in seen.hottest} == {*"abcdefg", ("h", 1)}
         for level in seen.levels:
             assert sum(count for _, count in level.sectors) == level.waiting
             assert not level.is_estimate
@@ -62,19 +61,10 @@ async def test_caller_limits_number_of_operations_and_keys():
             await asyncio.sleep(1)
         seen = inspect(jobs, most=3)
         assert [each.started_at for each in seen.oldest] == [0, 1, 2]
-        assert seen.hottest[0].key == "all" and len(seen.hottest) == 3
+        assert len(seen.hottest) == 3 and seen.hottest[0].key == "all"
         assert inspect(jobs, most=0).oldest == ()
         with pytest.raises(ValueError, match="most must be zero or more, got -1"):
             inspect(jobs, most=-1)
-
-
-@on_virtual_time
-async def test_start_without_timeout_is_known_from_observer():
-    async with Purgatory(observer=Listener()) as jobs:
-        await asyncio.sleep(3)
-        jobs.try_complete_else_watch(Probe(), ["a"])
-        [shown] = inspect(jobs).oldest
-        assert (shown.started_at, shown.deadline) == (3.0, None)
 
 
 @on_virtual_time
@@ -91,6 +81,9 @@ async def test_missed_triggers_are_shown_latest_first(observer):
         checked.ready = True
         assert jobs.check_and_complete("checked") and forced.force_complete()
         await asyncio.sleep(30)
+        jobs.try_complete_else_watch(Probe(), ["endless"])
+        [shown] = inspect(jobs).oldest  # without a timeout only an observer knows the start
+        assert (shown.started_at, shown.deadline) == (observer and 30.0, None)
         missed = inspect(jobs).missed
     assert [each.keys for each in missed[:2]] == [(19,), (18, "all")]
     assert [each.deadline for each in missed] == [number + 1 for number in range(19, 3, -1)]
@@ -103,30 +96,26 @@ async def test_missed_triggers_are_shown_latest_first(observer):
 async def test_looking_does_not_bind():
     jobs = Purgatory()
     assert inspect(jobs).oldest == ()
-
-    def elsewhere():
-        asyncio.run(use())
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        await asyncio.to_thread(inspect, jobs)
 
     async def use():
         assert jobs.try_complete_else_watch(Probe(ready=True), ["a"])
 
-    await asyncio.to_thread(elsewhere)
+    await asyncio.to_thread(asyncio.run, use())
 
 
-async def test_looking_from_another_loop_is_an_error():
-    async with Purgatory("jobs") as jobs:
-        jobs.try_complete_else_watch(Probe(50), ["a"])
+@pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory])
+async def test_looking_from_elsewhere_is_an_error(kind):
+    async def look():
+        inspect(jobs)
 
-        async def look():
-            inspect(jobs)
-
+    async with kind("jobs") as jobs:
+        waiting = asyncio.create_task(jobs.wait(*[(Probe(), "a"), ("a", 1)][kind is not Purgatory]))
+        await asyncio.sleep(0)
         with pytest.raises(WrongLoop, match="cannot inspect jobs"):
             await asyncio.to_thread(asyncio.run, look())
-
-
-def test_looking_from_outside_any_loop_is_an_error():
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        inspect(Purgatory())
+        waiting.cancel()
 
 
 @on_virtual_time
@@ -157,9 +146,8 @@ async def test_large_purgatory_shows_sample_and_extremes():
 @on_virtual_time
 async def test_large_dictionary_is_not_walked(monkeypatch):
     async with Purgatory() as jobs:
-        operations = [Probe(50) for _ in range(2_000)]
-        for number, operation in enumerate(operations):
-            jobs.try_complete_else_watch(operation, [number])
+        for number in range(2_000):
+            jobs.try_complete_else_watch(Probe(50), [number])
         monkeypatch.setattr(_inspect, "MAX_SCANNED_BYTES", 1_000)
         seen = inspect(jobs)
         assert 0 < seen.looked_at <= _inspect.PER_BUCKET * _inspect.MAX_FRONTS
@@ -169,16 +157,9 @@ async def test_large_dictionary_is_not_walked(monkeypatch):
 @on_virtual_time
 async def test_watchers_are_counted_during_a_check():
     seen = []
-
-    class Looking(Probe):
-        def try_complete(self):
-            seen.append(inspect(jobs).hottest)
-            return False
-
     async with Purgatory() as jobs:
-        operations = [Looking(50) for _ in range(3)]
-        for operation in operations:
-            jobs.try_complete_else_watch(operation, ["hot"])
+        looking = [Probe(50, trying=lambda _: seen.append(inspect(jobs).hottest)) for _ in range(3)]
+        watch_all(jobs, looking, ["hot"])
         seen.clear()
         jobs.check_and_complete("hot")
     assert seen[:3] == [(WatchedKey("hot", 3),)] * 3
@@ -187,15 +168,9 @@ async def test_watchers_are_counted_during_a_check():
 @on_virtual_time
 async def test_draining_entries_are_counted_as_draining():
     seen = []
-
-    class Looking(Probe):
-        def on_complete(self):
-            if not seen:
-                seen.append(inspect(jobs))
-
     async with Purgatory() as jobs:
-        for _ in range(600):
-            jobs.try_complete_else_watch(Looking(0.25), ["a"])
+        look = lambda _: seen or seen.append(inspect(jobs))  # noqa: E731
+        watch_all(jobs, [Probe(0.25, completing=look) for _ in range(600)])
         jobs.try_complete_else_watch(Probe(1000), ["b"])
         await asyncio.sleep(0.3)
     assert seen[0].moving == 599 and seen[0].statistics.pending == 600
@@ -231,9 +206,3 @@ async def test_many_threshold_keys_are_shown_in_part():
         thresholds.advance(key, 1)
     seen = inspect(thresholds)
     assert (seen.looked_at, seen.statistics.keys) == (4096, 5_000)
-    with pytest.raises(WrongLoop, match="cannot inspect offsets"):
-        await asyncio.to_thread(asyncio.run, inspect_later(thresholds))
-
-
-async def inspect_later(thresholds):
-    inspect(thresholds)
