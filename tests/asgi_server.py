@@ -3,17 +3,15 @@
 async with running(UVICORN) as server:
     polls = await server.open_polls(20)
     await server.until(lambda stats: stats["open"] == 20)
-    print(await server.stop())
 """
 
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +55,7 @@ class Server:
         self, count: int, target: str = "/poll?key=k&wait=300"
     ) -> list[Connection]:
         """Clients whose polls are open, and no others."""
-        connections: list[Connection] = []
-        while len(connections) < count:
-            batch = min(200, count - len(connections))
-            connections += await asyncio.gather(*(self.connect() for _ in range(batch)))
+        connections = [await self.connect() for _ in range(count)]
         for connection in connections:
             connection.send(target)
         await self.until(lambda stats: stats["open"] == count)
@@ -71,12 +66,6 @@ class Server:
         while not holds(stats := await self.ask("/stats")):
             await asyncio.sleep(0.02)
         return stats
-
-    async def stop(self, number: int = signal.SIGTERM) -> str:
-        """Sends the signal, unless the server has ended, and returns its output up to its end."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return await self.ended()
 
     async def ended(self) -> str:
         """The output of the stopping server up to its end; no error."""
@@ -101,14 +90,14 @@ async def running(command: Sequence[str]) -> AsyncIterator[Server]:
             async with asyncio.timeout(TIMEOUT):
                 while True:
                     assert process.poll() is None, process.communicate()[0]
-                    try:
+                    with suppress(OSError):
                         await server.ask("/stats")
                         break
-                    except OSError:
-                        await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)
             yield server
             if process.poll() is None:
-                await server.stop()
+                process.terminate()
+                await server.ended()
         finally:
             process.terminate()  # it ends its workers
             if process.stdout is not None and not process.stdout.closed:

@@ -1,8 +1,7 @@
-"""The service that the tests run under real servers, each of which is given `service:app`.
+"""The service that the tests run under real servers: `service:app`.
 
 `GET /poll?key=K` waits for `POST /check?key=K`, `GET /news` for the next version of the news, `GET
-/events` is a stream of them, `GET /stats` has the open waits. Errors and the endings are printed,
-so that a test sees them.
+/events` is a stream of them, `GET /stats` has the open waits. Errors and the endings are printed.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from purgatory import Purgatory
-from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Outcome, Versions
 from purgatory.asgi.sse import event_source
 
 purgatory: Purgatory[Any] = Purgatory()
@@ -29,13 +28,17 @@ values: dict[str, str] = {}
 bodies: list[str] = []
 
 
-async def poll(request: Request) -> Response:
+async def wait(request: Request | WebSocket) -> Outcome[str]:
     key = request.query_params.get("key", "")
-    outcome = await polls.poll(request.scope).wait_for(purgatory, lambda: values.get(key), [key])
-    if request.method == "POST" and outcome.is_satisfied:
-        bodies.append((await request.body()).decode())
+    return await polls.poll(request.scope).wait_for(purgatory, lambda: values.get(key), [key])
+
+
+async def poll(request: Request) -> Response:
+    outcome = await wait(request)
     if not outcome.is_satisfied:
         return Response(outcome.reason, outcome.status, outcome.headers)
+    if request.method == "POST":
+        bodies.append((await request.body()).decode())
     return JSONResponse({"value": outcome.value}, headers=outcome.headers)
 
 
@@ -69,8 +72,7 @@ async def bump(_: Request) -> Response:
 async def socket_poll(websocket: WebSocket) -> None:
     """Waits for the key, then sends the ending, and the client's messages meanwhile."""
     await websocket.accept()
-    key = websocket.query_params.get("key", "")
-    outcome = await polls.poll(websocket.scope).wait_for(purgatory, lambda: values.get(key), [key])
+    outcome = await wait(websocket)
     if outcome.is_satisfied:
         await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
     if outcome.ending is not Ending.GONE:

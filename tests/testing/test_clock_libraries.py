@@ -6,7 +6,6 @@ looptime is not among them: its plugin for pytest leaves an event loop open in e
 import asyncio
 
 import pytest
-from helpers import outcome
 
 import purgatory as library
 from purgatory import IdleTracker, Purgatory, ThresholdPurgatory, WheelTimer
@@ -35,7 +34,8 @@ class Objects:
             "thresholds": lambda: self.thresholds.wait("key", 1, delay),
             "timeout": lambda: library.wait_for(due, delay),
         }
-        assert isinstance(await outcome(waits.get(kind, lambda: due)()), TimeoutError)
+        with pytest.raises(TimeoutError):
+            await waits.get(kind, lambda: due)()
         return loop.time()
 
 
