@@ -11,7 +11,8 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from pathlib import Path
@@ -31,11 +32,11 @@ from purgatory.journal._writer import MAX_PLAIN_ROWS
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    """A journal in `tmp_path`; tests that read its rows close it."""
-    with Journal(tmp_path) as journal:
-        yield journal
+@asynccontextmanager
+async def journaled(folder: Path, **options: Any) -> AsyncIterator[tuple[Journal, Purgatory[Any]]]:
+    """A journal, and a purgatory that it observes."""
+    async with Journal(folder, **options) as journal, Purgatory(observer=journal) as purgatory:
+        yield journal, purgatory
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ async def test_however_an_operation_ends_its_row_says_so(
     if way == "expired at once":
         timeout = {"timeout": -1.0}
 
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (_, purgatory):
         operation = Probe(**timeout)
         others = [Probe() for _ in range(3)] if way == "check among others" else []
         for other in others[:2]:
@@ -174,7 +175,7 @@ async def test_however_an_operation_ends_its_row_says_so(
 @pytest.mark.parametrize("timeout", [inf, 1e300, 2e6, None])
 @pytest.mark.parametrize("start", [1e9])
 async def test_start_is_known_with_a_huge_timeout(tmp_path, at_noon, timeout, start):
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (_, purgatory):
         await asyncio.sleep(0.25)
         purgatory.try_complete_else_watch(Probe(timeout), ["key"])
         await asyncio.sleep(0.5)
@@ -187,7 +188,7 @@ async def test_start_is_known_with_a_huge_timeout(tmp_path, at_noon, timeout, st
 
 @on_virtual_time
 async def test_checks_are_summed_by_key_and_second(tmp_path, at_noon):
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (_, purgatory):
         for second in range(2):
             last, alone, *crowd = (Probe() for _ in range(5))
             alone.completing = lambda _: purgatory.check_and_complete("nested")
@@ -224,10 +225,7 @@ async def test_hashed_keys_are_nowhere_in_the_files(tmp_path, caplog):
             raise LookupError
         return hashlib.sha256(key.encode()).hexdigest()[:8]
 
-    async with (
-        Journal(tmp_path, key_of=hashed) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, key_of=hashed) as (_, purgatory):
         operation = Probe()
         purgatory.try_complete_else_watch(operation, ["alice@example.org"])
         operation.ready = True
@@ -242,8 +240,8 @@ async def test_hashed_keys_are_nowhere_in_the_files(tmp_path, caplog):
 
 
 @on_virtual_time
-async def test_a_journal_does_not_keep_operations_alive(journal):
-    async with Purgatory(observer=journal) as purgatory:
+async def test_a_journal_does_not_keep_operations_alive(tmp_path):
+    async with journaled(tmp_path) as (_, purgatory):
         operation = Probe()
         purgatory.try_complete_else_watch(operation, ["key"])
         purgatory.check_and_complete("key")
@@ -260,11 +258,11 @@ async def operations(purgatory, count=1):
 
 
 @on_virtual_time
-async def test_a_journal_serves_one_purgatory(reports, tmp_path, journal):
-    for name in ("one", "two"):
-        async with Purgatory(name, observer=journal) as purgatory:
-            await operations(purgatory)
-    journal.close()
+async def test_a_journal_serves_one_purgatory(reports, tmp_path):
+    with Journal(tmp_path) as journal:
+        for name in ("one", "two"):
+            async with Purgatory(name, observer=journal) as purgatory:
+                await operations(purgatory)
 
     assert [row["purgatory"] for row in read(tmp_path)] == ["one"]
     assert "this journal belongs to another purgatory, 'one'" in str(reports[0]["exception"])
@@ -282,10 +280,7 @@ async def test_checks_before_the_first_operation_are_kept(tmp_path, never_polls,
 
 
 async def test_files_are_finished_by_size(tmp_path):
-    async with (
-        Journal(tmp_path, file_bytes=200_000) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, file_bytes=200_000) as (journal, purgatory):
         await operations(purgatory, 6_000)
     statistics = journal.statistics()
 
@@ -315,10 +310,7 @@ def test_small_files_have_no_dictionaries_and_statistics(count, is_plain, tmp_pa
 
 @on_asyncio
 async def test_files_are_finished_by_age(tmp_path):
-    async with (
-        Journal(tmp_path, file_seconds=0.01) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, file_seconds=0.01) as (journal, purgatory):
         await operations(purgatory)
         while not read(tmp_path):  # the test's own timeout is the bound
             await asyncio.sleep(0.01)
@@ -326,10 +318,7 @@ async def test_files_are_finished_by_age(tmp_path):
 
 
 async def test_dropped_operations_are_logged_and_leave_gap(tmp_path, never_polls, caplog):
-    async with (
-        Journal(tmp_path, max_rows=8_000) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, max_rows=8_000) as (journal, purgatory):
         await operations(purgatory, 2_500)
         assert (journal.statistics().waiting, journal.statistics().dropped) == (2_000, 500)
         for _ in range(2):
@@ -362,10 +351,7 @@ async def test_rows_are_written_after_a_full_disk(tmp_path, monkeypatch, caplog)
 
     monkeypatch.setattr(_writer.pq, "write_table", write)
 
-    async with (
-        Journal(tmp_path, file_seconds=0.01) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, file_seconds=0.01) as (journal, purgatory):
         await operations(purgatory, 10)
         while journal.statistics().failure is None:
             await asyncio.sleep(0.01)
@@ -382,7 +368,7 @@ async def test_rows_are_written_after_a_full_disk(tmp_path, monkeypatch, caplog)
 
 @on_asyncio
 async def test_unwritten_rows_are_counted_at_close(tmp_path, monkeypatch, caplog):
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (journal, purgatory):
         await operations(purgatory, 10)
         monkeypatch.setattr(_writer.pq, "write_table", no_space)
     statistics = journal.statistics()
@@ -449,10 +435,7 @@ def test_files_of_a_killed_process_are_complete(tmp_path):
 @on_virtual_time
 async def test_files_age_while_the_queue_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "MAX_BATCH", 1)
-    async with (
-        Journal(tmp_path, file_seconds=1e-9) as journal,
-        Purgatory(observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, file_seconds=1e-9) as (journal, purgatory):
         await operations(purgatory, 20)
     statistics = journal.statistics()
 
@@ -597,7 +580,7 @@ async def test_lone_surrogates_are_escaped_everywhere(tmp_path, caplog):
 
 @on_virtual_time
 async def test_bad_row_costs_itself_alone_and_is_counted(tmp_path, never_polls, caplog):
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (journal, purgatory):
         await operations(purgatory)
         template = list(journal._writer.ended)
         bad = [*template]
@@ -620,10 +603,7 @@ async def test_bad_row_costs_itself_alone_and_is_counted(tmp_path, never_polls, 
 async def test_memory_is_bounded_by_bytes_while_writing_fails(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(_writer.pq, "write_table", no_space)
     limit = 8 * 1024 * 1024
-    async with (
-        Journal(tmp_path, max_bytes=limit, file_bytes=1024 * 1024) as journal,
-        Purgatory("letters", observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, max_bytes=limit, file_bytes=1024 * 1024) as (journal, purgatory):
         most = 0
         for number in range(8_000):  # 64 MB
             purgatory.try_complete_else_watch(Probe(ready=True), [f"{number:08192}"])
@@ -645,10 +625,7 @@ async def test_memory_is_bounded_by_bytes_while_writing_fails(tmp_path, monkeypa
 
 @on_virtual_time
 async def test_early_checks_are_bounded_by_bytes(tmp_path, never_polls):
-    async with (
-        Journal(tmp_path, max_bytes=100_000) as journal,
-        Purgatory("letters", observer=journal) as purgatory,
-    ):
+    async with journaled(tmp_path, max_bytes=100_000) as (journal, purgatory):
         for number in range(10):
             key = f"{number:010000}"
             purgatory.try_complete_else_watch(Probe(), [key])
@@ -677,7 +654,7 @@ def test_batches_are_bounded_by_bytes(keys, taken):
 @on_asyncio
 async def test_thread_is_woken_by_a_thousand_records(tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "POLL_INTERVAL", 3600)
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (journal, purgatory):
         await operations(purgatory, 1_001)
         while journal._writer.ended:  # for an hour, if it is not woken
             await asyncio.sleep(0.01)
@@ -687,7 +664,7 @@ async def test_thread_is_woken_by_a_thousand_records(tmp_path, monkeypatch):
 async def test_link_at_the_next_file_is_not_followed(tmp_path, never_polls):
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+    async with journaled(tmp_path) as (journal, purgatory):
         await operations(purgatory)
         name = f".{journal.run_id}-000000.parquet.partial"
         (tmp_path / "operations" / name).symlink_to(precious)
