@@ -13,9 +13,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from maven import Unavailable, jars
 from ports import free_ports
@@ -31,7 +31,10 @@ CONNECTOR: Final = (
     "org.apache.kafka:kafka-clients:3.9.2",
 )
 """Spark's connector. There is none of Spark 4.3 in Maven Central; these run on 4.3 as they are."""
-START_TIMEOUT: Final = 200.0
+LOGS: Final = [
+    f"-Dorg.slf4j.simpleLogger.{each}" for each in ("defaultLogLevel=warn", "showDateTime=true")
+]
+TIMEOUT: Final = 200.0
 """How long Kafka may take to start or to stop, in seconds: a busy machine needs a part of it."""
 
 SETTINGS: Final = """\
@@ -57,10 +60,7 @@ def connector() -> list[Path]:
 
 
 class KafkaServer:
-    """One node. Its log is in `folder/log`.
-
-    Args:
-        folder: for its data; made if it does not exist.
+    """One node, whose data and `log` are in `folder`.
 
     Raises:
         Unavailable: there is no Java, or its jars cannot be downloaded.
@@ -72,57 +72,44 @@ class KafkaServer:
             raise Unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
         self.port, controller = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = folder / "log"
-        data = folder / "data"
+        self.log, data, properties = folder / "log", folder / "data", folder / "server.properties"
         data.mkdir(parents=True)
         # What kafka-storage.sh format would write, which takes as long as the start itself.
         meta = "version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n"
         (data / "meta.properties").write_text(meta)
         own = SETTINGS.format(port=self.port, controller=controller, data=data)
-        (folder / "server.properties").write_text(own)
-        log = "-Dorg.slf4j.simpleLogger"
-        logs = (f"{log}.defaultLogLevel=warn", f"{log}.showDateTime=true")
+        properties.write_text(own)
         path = ":".join(map(str, jars(*SERVER)))
-        properties = str(folder / "server.properties")
-        self.command = [java, *SMALL, *logs, "-cp", path, "kafka.Kafka", properties]
+        self.command = [java, *SMALL, *LOGS, "-cp", path, "kafka.Kafka", str(properties)]
 
     def start(self) -> Self:
         """Returns when it accepts connections: by then it also handles requests."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self._accepts():
+            options: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(self.command, **options)
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return self
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop(signal.SIGKILL)
                 raise RuntimeError(f"Kafka does not start: {self.log.read_text()[-2000:]}")
             time.sleep(0.01)
-        return self
-
-    def _accepts(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Ends it, and waits for its end. Its data stays."""
-        if self.process is None:
-            return
         self.process.send_signal(by)
         try:
-            self.process.wait(START_TIMEOUT)
-        except subprocess.TimeoutExpired:
+            self.process.wait(TIMEOUT)
+        finally:
             self.process.kill()
-            self.process.wait()
-        self.process = None
 
 
 @contextmanager
 def kafka_server(folder: Path) -> Iterator[KafkaServer]:
     """A node that runs until the end of the block."""
-    server = KafkaServer(folder)
+    server = KafkaServer(folder).start()
     try:
-        yield server.start()
+        yield server
     finally:
         server.stop(signal.SIGKILL)

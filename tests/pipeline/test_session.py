@@ -56,21 +56,10 @@ def test_a_missing_java_is_reported_with_advice(
         check_java()
 
 
-class Builder(MagicMock):
-    """Records the settings of a session."""
-
-    def called(self, name: str) -> list[str]:
-        return [call.args[0] for call in getattr(self, name).call_args_list]
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return dict(call.args for call in self.config.call_args_list)
-
-
 @pytest.fixture
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     """A session is built with this, in an environment without a configuration."""
-    builder = Builder()
+    builder = MagicMock()
     for name in ("appName", "master", "remote", "config"):
         getattr(builder, name).return_value = builder
     monkeypatch.setattr(_session, "SparkSession", SimpleNamespace(builder=builder))
@@ -81,53 +70,46 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
     return builder
 
 
-@pytest.mark.parametrize("given", [None, "local[3]"])
-def test_master_is_local_where_nothing_else_names_one(given: str | None, built: Builder) -> None:
-    with spark_session("test", given):
-        pass
-
-    assert built.called("master") == [given or "local[*]"]
-    assert built.settings["spark.driver.host"] == "127.0.0.1"
+OURS = {"spark.driver.host", "spark.driver.memory"}
+SUBMITTED = "PYSPARK_SUBMIT_ARGS"
 
 
 @pytest.mark.parametrize(
-    "place", ["PYSPARK_GATEWAY_PORT", "MASTER", "PYSPARK_SUBMIT_ARGS", "defaults", "--conf"]
+    ("given", "environment", "defaults", "master", "remote", "settings"),
+    [
+        (None, {}, "", "local[*]", None, OURS),
+        ("local[3]", {}, "", "local[3]", None, OURS),
+        (None, {}, "spark.driver.memory=9g\n", "local[*]", None, {"spark.driver.host"}),
+        (None, {"PYSPARK_GATEWAY_PORT": "4242"}, "", None, None, set()),
+        (None, {"MASTER": "yarn"}, "", None, None, set()),
+        (None, {SUBMITTED: "--master yarn pyspark-shell"}, "", None, None, set()),
+        (None, {SUBMITTED: "--conf spark.master=yarn pyspark-shell"}, "", None, None, set()),
+        (None, {}, "# ours\nspark.master   yarn\n", None, None, set()),
+        (None, {"SPARK_REMOTE": "sc://host"}, "", None, "sc://host", None),
+    ],
 )
-def test_master_of_spark_submit_and_configuration_counts(
-    place: str, built: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_master_and_memory_are_ours_where_nothing_names_them(
+    given: str | None,
+    environment: dict[str, str],
+    defaults: str,
+    master: str | None,
+    remote: str | None,
+    settings: set[str] | None,
+    built: MagicMock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    values = {
-        "PYSPARK_GATEWAY_PORT": "4242",
-        "MASTER": "yarn",
-        "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
-    }
-    if place in values:
-        monkeypatch.setenv(place, values[place])
-    elif place == "--conf":
-        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.master=yarn pyspark-shell")
-    else:
-        (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.master   yarn\n")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
 
-    with spark_session("test"):
+    asked_for = {"spark.driver.memory": "1g"} if "memory" in defaults else {}
+    with spark_session("test", given, asked_for):
         pass
 
-    assert built.called("master") == built.called("remote") == []
-    assert not built.settings.keys() & {"spark.driver.host", "spark.driver.memory"}
-
-
-def test_configured_memory_counts_more_than_ours(built: Builder, tmp_path: Path) -> None:
-    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory=9g\n")
-
-    with spark_session("test", None, {"spark.driver.memory": "1g"}):
-        pass
-
-    assert built.called("master") == ["local[*]"] and "spark.driver.memory" not in built.settings
-
-
-def test_connect_of_the_environment_counts(built: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
-
-    with spark_session("test"):
-        pass
-
-    assert (built.called("master"), built.called("remote")) == ([], ["sc://host"])
+    for name, expected in (("master", master), ("remote", remote)):
+        asked = [call.args[0] for call in getattr(built, name).call_args_list]
+        assert asked == [expected] * (expected is not None)
+    made = dict(call.args for call in built.config.call_args_list)
+    assert settings is None or made.keys() & OURS == settings
+    assert made.get("spark.driver.host", "127.0.0.1") == "127.0.0.1"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -139,13 +139,11 @@ def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen
 
 def _await(port: int) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while True:
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > deadline:
-            raise Unavailable("Spark's master does not start")
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
         time.sleep(0.05)
+    raise Unavailable("Spark's master does not start")
 
 
 class Cluster(NamedTuple):

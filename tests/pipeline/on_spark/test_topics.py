@@ -96,7 +96,7 @@ def test_stream_outlives_broker_restart_and_reads_added_partitions(
     send(place, "signals", [(0, happening("x", 1, at(5))), (0, happening("z", 1, at(60)))])
     # Both streams have to move for the watermark to move.
     send(place, "operations", [(0, waits("second", [("y", 1)], "all", at(61), at(62)))])
-    with streaming(tmp_path, kafka.address, "--delay", "1", "--verbose") as job:
+    with streaming(tmp_path, kafka.address, "--delay=1", "--idle=never", "--verbose") as job:
         until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
         kafka.stop()
         until(lambda: job.poll() is not None or CANNOT_CONNECT in (tmp_path / "log").read_text())
