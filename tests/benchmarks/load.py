@@ -142,7 +142,6 @@ async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
             break
         left_at = time.process_time()
         await asyncio.sleep(0.0 if arrived else start + (now_ms + 1) / 1000.0 - loop.time())
-    implementation.close()
     return DriveResult(
         created_s=created_at - start,
         cpu_s=time.process_time() - cpu_start,

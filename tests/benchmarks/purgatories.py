@@ -104,9 +104,6 @@ class Ours:
     def pending(self) -> int:
         return self._purgatory.pending
 
-    def close(self) -> None:
-        assert not self._purgatory.pending
-
 
 # -- timers of the loop
 
@@ -174,9 +171,6 @@ class CallLater:
 
     def pending(self) -> int:
         return self._pending
-
-    def close(self) -> None:
-        assert not self._by_key
 
 
 # -- Kafka's
@@ -350,10 +344,6 @@ class KafkaWheel:
     def pending(self) -> int:
         return self.waiting
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
 
 class EmptyPurgatory:
     """A purgatory without anything in it: a request is counted when it is completed, and never
@@ -368,9 +358,6 @@ class EmptyPurgatory:
 
     def pending(self) -> int:
         return 0
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 BY_NAME: dict[str, Callable[[], Any]] = {

@@ -61,6 +61,13 @@ def write(journal: Path, folder: str, name: str, rows: list[Row]) -> Path:
     return file
 
 
+def replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    """Rows with another column in the place of one, or with the same one of another type."""
+    if isinstance(column, pa.DataType):
+        column = rows[name].cast(column)
+    return rows.set_column(rows.column_names.index(name), name, column)
+
+
 def report(journal: Path, out: Path) -> Summary:
     """Makes the tables of a journal, on DuckDB."""
     with DuckDB.opened() as engine:
@@ -136,7 +143,9 @@ def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
     """A journal with each fault that a file or a row may have. Returns the operations and checks
     that count."""
     rng = random.Random(9)
-    rows, checks = random_operations(rng, 2000), random_checks(rng)
+    rows, checks = random_operations(rng, 2000, gaps=0.1), random_checks(rng)
+    for row in rows[::4]:
+        row["timeout_s"] = None
     for place in range(4):
         part = write(journal, "operations", f"part {place}#a%20b", rows[place * 500 :][:500])
         pq.write_table(pq.read_table(part), part, row_group_size=100)
@@ -164,14 +173,12 @@ def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
         write(journal, "operations", "ages", [operation(10_010 + number) for number in range(4)])
     )
     ends = pa.array([1 << 62, -1, 253_402_300_800_000_000, None])
-    place = changed.column_names.index("ended_at")
-    changed = changed.set_column(place, "ended_at", ends.cast(changed.schema[place].type))
-    pq.write_table(changed, journal / "operations" / "ages.parquet")
+    ends = ends.cast(changed.schema.field("ended_at").type)
+    pq.write_table(replaced(changed, "ended_at", ends), journal / "operations" / "ages.parquet")
     lost = pq.read_table(
         write(journal, "operations", "wide", [operation(10_020, outcome="lost", attempts=1)])
     )
-    place = lost.column_names.index("attempts")
-    wide = lost.set_column(place, "attempts", lost["attempts"].cast(pa.int32()))
+    wide = replaced(lost, "attempts", pa.int32())
     pq.write_table(wide, journal / "operations" / "wide.parquet")
     pq.write_table(lost.drop_columns("timeout_s"), journal / "operations" / "narrow.parquet")
     write(journal, "operations", "empty", [])

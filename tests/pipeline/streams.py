@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -114,12 +115,22 @@ def happens(key: str, at: float, value: int = 1, since: float = NOON) -> Row:
     return {"key": key, "value": value, "at": instant(since + at)}
 
 
-def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more)]
+@contextmanager
+def started(folder: Path, *words: str) -> "Iterator[subprocess.Popen[str]]":
+    """`stream` as a process of its own, with a log in `folder`; it is killed at the end of the block
+    if it still runs."""
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *words, "--master=local[2]"]
     # From elsewhere: the workers get our code from us.
     options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **JAVA_FOR_TESTS}}
-    options |= {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-    return subprocess.Popen([*command, "--master", "local[2]"], **options)
+    with (folder / "log").open("a") as log:
+        options |= {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        job = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
 
 
 def line_with(job: "subprocess.Popen[str]", word: str) -> str:

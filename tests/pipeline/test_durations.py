@@ -12,15 +12,7 @@ import pytest
 from journals import START, Row, operation, random_operations, report, write
 
 from purgatory.pipeline.report import _data
-from purgatory.pipeline.report._data import EDGES, LATENESS, WAITS, data
-
-
-def test_step_begins_at_edges_of_powers_of_ten() -> None:
-    edges = [edge * 10 ** (power - 1) for power in range(1, 13) for edge in EDGES]
-
-    assert [*map(oracle.step_of, (10**6, 10**6 + 200_000, 10**7, 1, 0))] == [0, 1, 10, -60, -60]
-    assert [*map(oracle.step_of, edges)] == [*range(-50, 70)]
-    assert [oracle.step_of(edge - 1) for edge in edges] == [*range(-51, 69)]
+from purgatory.pipeline.report._data import LATENESS, WAITS, data
 
 
 def shown(tmp_path: Path, rows: list[Row]) -> dict[str, Any]:

@@ -232,9 +232,14 @@ def test_plain_journal_answers_zero_without_empty_sections(sized: Chrome, tmp_pa
     assert "Nothing" not in sized.find_element(By.TAG_NAME, "body").text
 
 
-def test_pictures_on_paper_have_its_width(sized: Chrome, report: Path) -> None:
+def test_paper_is_light_and_pictures_have_its_width(sized: Chrome, report: Path) -> None:
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
     opened(sized, report)
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert sized.execute_script(ground) == "rgb(22, 24, 28)"
+
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
     size = {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     sized.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     sized.execute_script("dispatchEvent(new Event('beforeprint'))")
@@ -244,29 +249,11 @@ def test_pictures_on_paper_have_its_width(sized: Chrome, report: Path) -> None:
         "return [box.left, box.right]})"
     )
     ends, waits, survival = sized.execute_script(places)
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+    assert sized.execute_script(ground) == "rgb(255, 255, 255)"
     assert ends[1] - ends[0] == 700
     assert waits[0] == ends[0] and waits[1] <= survival[0] and survival[1] > 690
-
-
-def test_dark_is_dark_and_paper_is_light(sized: Chrome, report: Path) -> None:
-    dark = {"name": "prefers-color-scheme", "value": "dark"}
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
-    opened(sized, report)
-    grounds = (
-        "return [document.body, document.querySelector('.main-svg text')]"
-        ".map(each => getComputedStyle(each)).map(each => [each.backgroundColor, each.fill])"
-    )
-    light, black = "rgb(255, 255, 255)", "rgb(22, 24, 28)"
-    [[page, _], [_, words]] = sized.execute_script(grounds)
-    assert (page, words) == (black, "rgb(230, 231, 234)")
-
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
-    [[page, _], [_, words]] = sized.execute_script(grounds)
-    assert (page, words) == (light, "rgb(28, 30, 33)")
-    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [dark]})
-    sized.find_element(By.ID, "theme").click()
-    assert sized.execute_script(grounds)[0][0] == light
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_names_with_markup_are_shown_as_text(sized: Chrome, tmp_path: Path) -> None:

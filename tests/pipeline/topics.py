@@ -2,23 +2,19 @@
 process."""
 
 import json
-import os
 import random
-import signal
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from java import JAVA_FOR_TESTS
 from kafka_server import connector
 from orders import SECOND, Row, Traffic
-from streams import happens, until, waits
+from streams import happens, started, until, waits
 
 QUIET = {"log_level": 0}
 TIMEOUT = 600.0
@@ -134,22 +130,12 @@ def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
     return rows
 
 
-@contextmanager
-def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
-    """`stream` on the topics as a process of its own, with a log and its folders in `folder`; it is
-    killed at the end of the block if it still runs."""
+def streaming(
+    folder: Path, address: str, *more: str
+) -> "AbstractContextManager[subprocess.Popen[str]]":
+    """`stream` on the topics as a process of its own, with its folders in `folder`."""
     places = [f"--{name}={folder / name}" for name in ("out", "checkpoint")]
     topics = ["--operations=operations", "--signals=signals", "--out-topic=outcomes"]
-    kafka = ["--format=kafka", f"--bootstrap-servers={address}", "--shards=2", "--master=local[2]"]
+    kafka = ["--format=kafka", f"--bootstrap-servers={address}", "--shards=2"]
     jars = f"--jars={','.join(map(str, connector()))}"
-    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *places, *topics, *kafka, jars]
-    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **JAVA_FOR_TESTS}}
-    with (folder / "log").open("a") as log:
-        options |= {"stdout": subprocess.PIPE, "stderr": log, "text": True}
-        job = subprocess.Popen([*command, *more], start_new_session=True, **options)
-    try:
-        yield job
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-        job.communicate()
+    return started(folder, *places, *topics, *kafka, jars, *more)

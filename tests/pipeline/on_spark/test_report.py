@@ -1,23 +1,17 @@
 """The report on Spark: its tables equal those of DuckDB."""
 
-import random
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from journals import (
     Row,
     assert_tables_equal,
     dirty_journal,
-    random_files,
     rejected,
     report,
     table,
     tables,
-    write,
 )
 from pyspark.sql import SparkSession
 
@@ -49,27 +43,6 @@ def test_spark_sets_apart_what_duckdb_does(place: str, spark: SparkSession, tmp_
     assert shown_by_spark.page == shown.page
     for name, lines in shown_by_spark.lines.items():
         assert ordered(lines) == ordered(shown.lines[name], place, journal), name
-
-
-@given(st.integers(0, 10**9).map(random.Random))
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_tables_of_any_journal_equal_duckdbs(
-    spark: SparkSession, tmp_path: Path, rng: random.Random
-) -> None:
-    rows, files = random_files(rng)
-    with TemporaryDirectory(dir=tmp_path) as folder:
-        journal = Path(folder, "journal")
-        for number, some in enumerate(files):
-            write(journal, "operations", f"{number}", some)
-
-        report(journal, Path(folder, "duckdb"))
-        with Spark.on(spark) as engine:
-            make_tables(engine, [str(journal)], f"{folder}/spark")
-
-        found = tables(Path(folder, "spark"))
-        assert_tables_equal(found, rows, [])
-        for name, expected in tables(Path(folder, "duckdb")).items():
-            assert ordered(found[name]) == ordered(expected), name
 
 
 def ordered(rows: list[Row], place: str = "", journal: Path = Path("/")) -> list[str]:

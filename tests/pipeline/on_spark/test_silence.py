@@ -13,7 +13,19 @@ import pytest
 from orders import traffic, write
 from pyspark.sql import SparkSession
 from shards import outcomes_of_traffic
-from streams import Row, decided, happens, known, line_with, put, running, started, until, waits
+from streams import (
+    Row,
+    arguments,
+    decided,
+    happens,
+    known,
+    line_with,
+    put,
+    running,
+    started,
+    until,
+    waits,
+)
 
 from purgatory.pipeline.streaming import (
     OPERATIONS,
@@ -82,7 +94,7 @@ def test_kill_between_tick_and_decision_changes_no_outcome(
 ) -> None:
     (tmp_path / "signals").mkdir()
     put(tmp_path, "operations", wait("unpaid", "x", 1), wait("patient", "y", 3600))
-    with started(tmp_path, *JSON) as job:
+    with started(tmp_path, *arguments(tmp_path, *JSON)) as job:
         line_with(job, "batch")
         ticks = tmp_path / "checkpoint" / "ticks"
         empty = {*ticks.glob("*.parquet")}

@@ -50,7 +50,7 @@ def test_killed_stream_decides_as_the_definition(spark: SparkSession, tmp_path: 
     made = traffic(200, 600, seconds=90, keys=20)
     write(made, tmp_path, files=3, disorder=DELAY - 1)
     more = ("--delay", str(DELAY), "--files-per-batch", "1")
-    with started(tmp_path, *more) as job:
+    with started(tmp_path, *arguments(tmp_path, *more)) as job:
         assert "batch 0" in line_with(job, "batch")
         os.killpg(job.pid, signal.SIGKILL)
 
