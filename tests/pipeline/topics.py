@@ -5,12 +5,20 @@ import json
 import random
 import subprocess
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kafka_server import connector
 from orders import SECOND, Row, Traffic
@@ -55,23 +63,20 @@ def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) 
     """Produces records to partitions, and waits until Kafka has them. Returns their offsets."""
     offsets: dict[int, int] = {}
     # With idempotence, since otherwise records sent again after an error come after later ones.
-    producer = Producer(
-        {"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True, **QUIET}
-    )
+    settings = {"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True}
+    producer = Producer({**settings, **QUIET})
 
-    def delivered(error: Any, message: Any, number: int) -> None:
+    def delivered(number: int, error: Any, message: Any) -> None:
         if error is not None:
             raise KafkaException(error)
         offsets[number] = message.offset()
 
-    count = 0
-    for partition, value in records:
-        answer = lambda error, message, number=count: delivered(error, message, number)  # noqa: E731
+    for number, (partition, value) in enumerate(records):
+        answer = partial(delivered, number)
         producer.produce(topic, value, partition=partition, on_delivery=answer)
         producer.poll(0)
-        count += 1
     assert producer.flush(TIMEOUT) == 0
-    return [offsets[number] for number in range(count)]
+    return [offset for _, offset in sorted(offsets.items())]
 
 
 def send_traffic(
@@ -92,29 +97,20 @@ def send_traffic(
 
 def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any]]]:
     """Keys and values, which are JSON, of all records that are in `topic` now."""
-    consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, **QUIET}
-    )
-    try:
-        partitions = consumer.list_topics(topic, TIMEOUT).topics[topic].partitions
-        ends = {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), TIMEOUT)
-            for number in partitions
-        }
-        consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in ends.items()])
-        left = {number for number, (low, high) in ends.items() if low < high}
+    settings = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True}
+    with closing(Consumer({**settings, **QUIET})) as consumer:
+        left = {*consumer.list_topics(topic, TIMEOUT).topics[topic].partitions}
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
         found = []
         while left:
             message = consumer.poll(TIMEOUT)
             assert message is not None, f"no record of {topic} came"
-            if message.error():
-                continue
-            found.append((message.key() and message.key().decode(), json.loads(message.value())))
-            if message.offset() + 1 >= ends[message.partition()][1]:
+            if message.error() is None:
+                key = message.key() and message.key().decode()
+                found.append((key, json.loads(message.value())))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
                 left.discard(message.partition())
         return found
-    finally:
-        consumer.close()
 
 
 def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
