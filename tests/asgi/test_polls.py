@@ -7,6 +7,7 @@ import gc
 import re
 import resource
 from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -112,12 +113,11 @@ async def test_each_ending_is_one_answer_and_event(way, how):
 )
 async def test_wait_that_cannot_begin_ends_at_once(way, before, query, status):
     service = Service(way)
-    endings = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(2):
             outcome = await service.wait(service.polls.poll(scope))
-            endings.append(outcome.status)
+        await outcome.send(send)
         if before == "gone":
             refusal = service.polls.poll(scope).hold()
             assert refusal is not None and refusal.ending is Ending.GONE
@@ -126,25 +126,17 @@ async def test_wait_that_cannot_begin_ends_at_once(way, before, query, status):
     if before == "satisfied":
         service.satisfy()
     elif before == "stopping":
-        await Request(service.app, b"wait=0").done()
-        endings.clear()
         service.polls.stop()
-    request = Request(service.app, query)
+    request = Request(service.app, query, http_version="2")
     if before == "gone":
         request.leave()
     await request.done()
-    assert (endings, now()) == ([status] * 2, 0.0)
+    assert ([each.status for each in service.outcomes], now()) == ([status] * 2, 0.0)
+    assert "connection" not in request.headers  # there is none in HTTP/2
     if status == 400:
         reason = "wait must be a number of seconds, zero or more, not 'soon'"
         assert (service.outcomes[0].reason, service.outcomes[0].headers) == (reason, {})
     service.check_nothing_is_left()
-
-
-async def test_http_2_has_no_connection_header():
-    service = Service()
-    await Request(service.app, b"wait=0").done()
-    service.polls.stop()
-    assert "connection" not in (await Request(service.app, http_version="2").done()).headers
 
 
 @on_virtual_time
@@ -275,14 +267,14 @@ async def test_hook_that_stops_polls_ends_its_wait():
 
 async def test_closed_purgatory_answers_with_retry_after():
     service = Service()
-    requests = [Request(service.app) for _ in range(2)]
+    first = Request(service.app)
     await iterations(20)
     service.purgatory.cancel_for_key("key")
-    await asyncio.gather(*(request.done() for request in requests))
+    await first.done()
     await service.purgatory.aclose()
-    requests.append(await Request(service.app).done())
-    assert [request.status for request in requests] == [503] * 3
-    assert service.endings == [Ending.STOPPING] * 3
+    second = await Request(service.app).done()
+    assert [first.status, second.status] == [503] * 2
+    assert service.endings == [Ending.STOPPING] * 2
 
 
 ERRORS = [ValueError("bad"), OperationTimeout("its own")]
@@ -477,12 +469,13 @@ async def test_explicit_wait_overrides_the_request():
         return 7
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = partial(service.polls.poll, scope)
         with pytest.raises(ValueError, match="wait must be a number of seconds, not nan"):
-            service.polls.poll(scope, wait=nan)
-        outcome = await service.wait(service.polls.poll(scope, wait=3))
+            poll(nan)
+        outcome = await service.wait(poll(3))
         assert (outcome.ending, outcome.headers) == (Ending.DEADLINE, {})
-        assert (await service.polls.poll(scope, wait=0).run(at_once())).value == 7
-        assert (await service.polls.poll(scope, wait=inf).run(asyncio.sleep(1e6, 8))).value == 8
+        assert (await poll(0).run(at_once())).value == 7
+        assert (await poll(inf).run(asyncio.sleep(1e6, 8))).value == 8
 
     service.answer = answer
     await Request(service.app, b"wait=nonsense").done()
