@@ -7,37 +7,37 @@ async with running(UVICORN) as server:
 
 import asyncio
 import json
-import os
+import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from asgi_connection import Connection
-from ports import free_port
+from server_process import TIMEOUT, ServerProcess
 
 SERVICE = Path(__file__).parent / "asgi"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SERVICE), *filter(None, sys.path)])}
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 UVICORN = [
     *["uvicorn", "--port={port}", "--log-level=warning"],
     *["--backlog=8192", "--timeout-keep-alive=60"],
 ]
 
 
-class Server:
-    """A server that runs.
+class Server(ServerProcess):
+    """A server that runs: a module of Python with its options.
 
     Attributes:
-        process: of the server.
         port: which its clients know: its own, or a proxy's.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", port: int) -> None:
-        self.process, self.port, self._own_port = process, port, port
+    last = signal.SIGTERM
+    pipes: ClassVar = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__("-m", *command, "service:app", ready="stats", folder=SERVICE)
+        self._own_port = self.port
 
     async def connect(self, port: int | None = None) -> Connection:
         return Connection(*await asyncio.open_connection("127.0.0.1", port or self.port))
@@ -77,31 +77,12 @@ class Server:
 
 @asynccontextmanager
 async def running(command: Sequence[str]) -> AsyncIterator[Server]:
-    """The service under a server, a module of Python with its options; fails if the server has
-    printed any error in the end."""
-    port = free_port()
-    options = [each.format(port=port) for each in command]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", *options, "service:app"], env=ENVIRONMENT, **pipes
-    ) as process:
-        server = Server(process, port)
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                while True:
-                    assert process.poll() is None, process.communicate()[0]
-                    with suppress(OSError):
-                        await server.ask("/stats")
-                        break
-                    await asyncio.sleep(0.02)
-            yield server
-            if process.poll() is None:
-                process.terminate()
-                await server.ended()
-        finally:
-            process.terminate()  # it ends its workers
-            if process.stdout is not None and not process.stdout.closed:
-                await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+    """The service under a server; fails if the server has printed any error in the end."""
+    with Server(command) as server:
+        yield server
+        if server.process.poll() is None:
+            server.process.terminate()
+            await server.ended()
 
 
 @asynccontextmanager

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 from urllib.request import ProxyHandler, build_opener
 
 from ports import free_port
@@ -28,27 +30,32 @@ class ServerProcess:
         environment: more of it.
     """
 
+    last = signal.SIGKILL
+    """The signal that ends it with the block."""
+    pipes: Mapping[str, Any] = {}
+
     def __init__(self, *arguments: object, ready: str, folder: Path, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
         self._command = [sys.executable, *(str(each).format(port=self.port) for each in arguments)]
         path = os.pathsep.join([str(folder), ENVIRONMENT["PYTHONPATH"]])
         self._ready, self._folder = ready, folder
         self._environment = ENVIRONMENT | {"PYTHONPATH": path} | environment
 
-    def __enter__(self) -> "ServerProcess":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end(signal.SIGKILL)
+        self.end(self.last)
 
     def start(self) -> str:
         """Starts it, waits until it is ready, and returns the first answer."""
-        self.process = subprocess.Popen(self._command, cwd=self._folder, env=self._environment)
+        options = {"cwd": self._folder, "env": self._environment, **self.pipes}
+        self.process = subprocess.Popen(self._command, **options)
         deadline = time.monotonic() + TIMEOUT
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 return self.get(self._ready)
             except OSError:

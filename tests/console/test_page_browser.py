@@ -35,10 +35,8 @@ class Server(ServerProcess):
         self.page = f"{self.url}/purgatory/"
         if workers == 1:
             self._environment["ADDRESS"] = self.page
-        self._last = signal.SIGKILL if workers == 1 else signal.SIGTERM  # which ends the workers
-
-    def __exit__(self, *_: object) -> None:
-        self.end(self._last)
+        else:
+            self.last = signal.SIGTERM  # which ends the workers
 
 
 def top(url: str) -> str:
