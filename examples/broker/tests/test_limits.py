@@ -1,7 +1,6 @@
 """The cost of a small request has limits, in memory and in time."""
 
 import gzip
-import os
 import struct
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from brokers import ENVIRONMENT
 from cramjam import lz4, snappy, zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,12 +45,9 @@ def blocks(data: bytes) -> bytes:
     return compression.XERIAL_MAGIC + struct.pack(">ii", 1, 1) + framed_parts
 
 
+LARGE_CODECS = COMPRESSED | {"snappy of Java": (2, blocks)}
 LARGE_DATA = {
-    "gzip": (1, gzip.compress(LARGE)),
-    "snappy": (2, bytes(snappy.compress_raw(LARGE))),
-    "snappy of Java": (2, blocks(LARGE)),
-    "lz4": (3, bytes(lz4.compress(LARGE))),
-    "zstd": (4, bytes(zstd.compress(LARGE))),
+    **{name: (number, compress(LARGE)) for name, (number, compress) in LARGE_CODECS.items()},
     "lz4, several frames": (3, bytes(lz4.compress(LARGE[: MAX_SIZE - 1])) * 2),
     "zstd, several frames": (4, bytes(zstd.compress(LARGE[: MAX_SIZE - 1])) * 2),
 }
@@ -86,15 +83,12 @@ except TooLarge:
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_large_batches_take_bounded_memory(codec: str) -> None:
     pytest.importorskip("resource")  # which Windows lacks
-    number, compress = COMPRESSED[codec]
+    number, compress = LARGE_CODECS[codec]
     huge = compress(b"\0" * (256 * MB))
     command = [sys.executable, "-c", GROWTH, str(number)]  # alone: the peak is a process's
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     growth = subprocess.run(
-        command, input=huge, env=environment, stdout=subprocess.PIPE, check=True
+        command, input=huge, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True
     ).stdout
-
     assert int(growth) < 100_000  # KB; 262,000 without a limit
 
 
