@@ -131,6 +131,24 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
 
 
+async def test_deleted_log_starts_new_epoch_for_all_processes(tmp_path: Path) -> None:
+    async with pair(f"file://{tmp_path}/app") as (here, there):
+        assert await there.advance("a", 40) == 40
+        epoch = here.epoch
+        waiting = await started(here, "a", 40)
+        (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
+        async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
+            assert await new.bump("b") == 1
+            assert await there.bump("b") == 2
+            here._follower.resync()
+            here._sync.wake()  # type: ignore[union-attr]
+            assert await waiting == 0
+            await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
+            waiting = asyncio.create_task(new.wait("a", 0))
+            assert await here.bump("a") == 1
+            assert await waiting == 1
+
+
 async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> None:
     async with pair(f"file://{tmp_path}/app") as (here, there):
         await set_timeout(here, 0.5)

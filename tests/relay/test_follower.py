@@ -446,6 +446,15 @@ def test_version_raised_during_read_needs_no_reread() -> None:
     assert results(process) == [4, 4]
 
 
+def test_read_that_misses_forgotten_keys_reads_followed() -> None:
+    process = process_at(7, a=3)
+    process.follower.resync()
+    read = process.follower.begin_read()
+    process.follower.on_read(read, ReadResult("e", 9, {}, is_incomplete=True))
+    assert answer(process, "e", 9, a=4).keys == ("a",)
+    assert results(process) == [4]
+
+
 def test_wait_begun_during_read_needs_next_read() -> None:
     process = process_at(7, a=3)
     process.wait("a", 4, 0)

@@ -4,6 +4,7 @@ lose no number and no waiter. Failures of servers are in `test_outages`, replies
 
 import asyncio
 import gc
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -247,11 +248,13 @@ async def test_relay_is_used_while_open_on_its_loop(file_relay: Callable[..., Re
         with pytest.raises(WrongLoop, match=r"cannot close the relay"):
             await asyncio.to_thread(asyncio.run, here.aclose())
         assert await here.bump("a") == 1
+        assert re.fullmatch(r"<Relay 'file:///.*' connected watched=0>", repr(here))
         waits = [asyncio.create_task(call) for call in (here.wait("a", 1), here.receive("a"))]
         await until(lambda: here.statistics().watched == 2)
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 2
     await here.aclose()
+    assert " closed watched=0" in repr(here)
     for call in calls():
         with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
             await call
