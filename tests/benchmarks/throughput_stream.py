@@ -16,7 +16,6 @@ import io
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 from harness import cpu_seconds
 from orders import traffic, write
 from pyspark.sql import SparkSession
+from streams import run
 
 from purgatory.pipeline._session import spark_session
 from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
-from purgatory.pipeline.streaming._command import SETTINGS, add_arguments
-from purgatory.pipeline.streaming._job import Job
+from purgatory.pipeline.streaming._command import SETTINGS
 
 FILES = 60
 SECONDS = 3600
@@ -54,15 +53,15 @@ def copy(spark: SparkSession, data: Path, out: Path) -> None:
 
 def stream(shards: int, spark: SparkSession, data: Path, out: Path) -> None:
     """What `python -m purgatory.pipeline stream --available-now` does."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    folders = {name: data / name for name in ("operations", "signals")}
-    folders |= {"out": out / "out", "checkpoint": out / "state"}
-    words = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
-    options = parser.parse_args([*words, "--available-now", "--shards", str(shards)])
     spark.conf.set("spark.sql.shuffle.partitions", shards)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        Job(spark, options, threading.Event()).run()
+        run(
+            spark,
+            data,
+            f"--out={out / 'out'}",
+            f"--checkpoint={out / 'state'}",
+            f"--shards={shards}",
+        )
     account = said.getvalue().splitlines()[-2]
     if "nothing is missing" not in account:
         raise SystemExit(account)

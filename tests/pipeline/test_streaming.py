@@ -1,15 +1,18 @@
 """The stream job when a query fails, without Spark."""
 
 import argparse
-import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from streams import job_of
 
 from purgatory.pipeline.streaming import _command, _job
 from purgatory.pipeline.streaming._job import Job
+
+FOLDER = Path("folder")
 
 
 def test_error_of_a_query_is_one_line() -> None:
@@ -55,21 +58,8 @@ def test_failed_query_stops_the_sending_query(monkeypatch: pytest.MonkeyPatch) -
     deciding.awaitTermination.side_effect = StreamingQueryException("the disk is full")
     monkeypatch.setattr(Job, "_start", lambda *_: deciding)
     monkeypatch.setattr(Job, "_send", lambda _: sending)
-    options = argparse.Namespace(
-        out="out",
-        checkpoint="checkpoint",
-        every=0.0,
-        out_topic="outcomes",
-        available_now=False,
-        idle=None,
-        delay=1.0,
-        files_per_batch=None,
-        records_per_batch=None,
-        kafka_option=[],
-    )
-
     with pytest.raises(StreamingQueryException, match="disk"):
-        Job(MagicMock(), options, threading.Event())._follow(MagicMock())
+        job_of(MagicMock(), FOLDER, "--out-topic=outcomes")._follow(MagicMock())
 
     sending.stop.assert_called_once_with()
 
@@ -86,7 +76,7 @@ def test_slow_worker_restarts_the_query_a_few_times(
             raise error
 
     monkeypatch.setattr(Job, "_follow", follow)
-    job: Any = Job(None, argparse.Namespace(), threading.Event())  # type: ignore[arg-type]
+    job: Any = job_of(MagicMock(), FOLDER)
 
     job._decide("query")
     assert tries == ["query"] * 2 and "restarting" in capsys.readouterr().out
@@ -108,26 +98,18 @@ def test_idle_that_is_no_positive_number_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "records", "option", "reads_all"),
+    ("option", "reads_all"),
     [
-        (None, None, "kafka.security.protocol", True),
-        (1, None, "kafka.security.protocol", False),
-        (None, 1, "kafka.security.protocol", False),
-        (None, None, "maxOffsetsPerTrigger", False),
+        ("--kafka-option=kafka.security.protocol=SSL", True),
+        ("--files-per-batch=1", False),
+        ("--records-per-batch=1", False),
+        ("--kafka-option=maxOffsetsPerTrigger=1", False),
     ],
 )
-def test_limited_batches_may_not_read_all(
-    files: int | None, records: int | None, option: str, reads_all: bool
-) -> None:
-    options = argparse.Namespace(
-        files_per_batch=files, records_per_batch=records, kafka_option=[(option, "1")]
-    )
-
-    assert Job(MagicMock(), options, threading.Event())._reads_all() is reads_all
+def test_limited_batches_may_not_read_all(option: str, reads_all: bool) -> None:
+    assert job_of(MagicMock(), FOLDER, option)._reads_all() is reads_all
 
 
 def test_idle_is_refused_with_available_now() -> None:
-    options = argparse.Namespace(available_now=True, idle=5.0, serve=None)
-
     with pytest.raises(ValueError, match="there is no --idle"):
-        Job(MagicMock(), options, threading.Event()).run()
+        job_of(MagicMock(), FOLDER, "--available-now", "--idle=5").run()
