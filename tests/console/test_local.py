@@ -22,26 +22,11 @@ def rule(peer: object, hosts: list[str], version: str = "1.1", header: str = "")
     return refusal({"client": client, "headers": headers, "http_version": version})
 
 
-@pytest.mark.parametrize(
-    ("peer", "host"),
-    [
-        *(
-            ("127.0.0.1", host)
-            for host in [
-                "localhost",
-                "LOCALHOST:80",
-                "127.0.0.1:65535",
-                "127.9.8.7",
-                "[::1]",
-                "[::1]:8000",
-            ]
-        ),
-        *((peer, "localhost:8000") for peer in ("127.8.9.1", "::1", "::ffff:127.0.0.1")),
-    ],
-)
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("version", ["1.1", "2"])
-def test_local_visitor_under_local_name_is_allowed(peer, host, version):
-    assert rule(peer, [host], version) == ""
+def test_local_visitor_under_local_name_is_allowed(peer, version):
+    hosts = ["localhost", "LOCALHOST:80", "127.0.0.1:65535", "127.9.8.7", "[::1]", "[::1]:8000"]
+    assert {host: rule(peer, [host], version) for host in hosts} == dict.fromkeys(hosts, "")
 
 
 @pytest.mark.parametrize(

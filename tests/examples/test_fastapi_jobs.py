@@ -83,15 +83,6 @@ async def test_unknown_and_expired_jobs_are_404(example, monkeypatch):
         assert (await client.post("/jobs", json={"password": "x", "rounds": 0})).status_code == 422
 
 
-def test_openapi_documents_the_wait_and_its_outcomes(example):
-    operation = example.app.openapi()["paths"]["/jobs/{number}"]["get"]
-    parameters = {parameter["name"]: parameter for parameter in operation["parameters"]}
-    assert set(parameters) == {"number", "wait", "prefer"}
-    assert (parameters["wait"]["in"], parameters["prefer"]["in"]) == ("query", "header")
-    assert parameters["wait"]["schema"]["maximum"] == 60
-    assert {"200", "202", "204", "400", "503"} <= set(operation["responses"])
-
-
 @on_virtual_time
 async def test_the_page_and_the_metrics_show_who_waits(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
