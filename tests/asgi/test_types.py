@@ -8,11 +8,12 @@ import pytest
 from requirements import unavailable
 
 SERVICE = """
-from typing import Any, assert_type
+from typing import Any, TypeVar, assert_type
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import Outcome, Poll, Versions
 
+T = TypeVar("T")
 jobs: Purgatory[Any] = Purgatory("jobs")
 offsets: ThresholdPurgatory[str, int] = ThresholdPurgatory("offsets")
 versions: Versions[str] = Versions()
@@ -33,28 +34,19 @@ async def handler(poll: Poll) -> str:
     if not plain.is_satisfied:
         return plain.reason
     assert_type(plain.value, str)
-    asynchronous = await poll.wait_for(jobs, query, [7])
-    if asynchronous.is_satisfied:
-        assert_type(asynchronous.value, str)
     assert_type(await poll.result(jobs, lambda: results.get(7), [7]), str)
     assert_type(await poll.result(jobs, query, [7]), str)
-    operation = await poll.wait(jobs, Fetch(poll.remaining), [7])
-    if operation.is_satisfied:
-        assert_type(operation.value, bytes)
-    reached = await poll.reach(offsets, "topic", 1)
-    if reached.is_satisfied:
-        assert_type(reached.value, int)
-    ran = await poll.run(jobs.wait_for(lambda: results.get(7), [7]))
-    if ran.is_satisfied:
-        assert_type(ran.value, str)
-    changed = await versions.changed(poll, "news")
-    if changed.is_satisfied:
-        assert_type(changed.value, int)
-    return text_of(plain) + plain.value.upper()
+    assert_type(value_of(await poll.wait_for(jobs, query, [7])), str)
+    assert_type(value_of(await poll.wait(jobs, Fetch(poll.remaining), [7])), bytes)
+    assert_type(value_of(await poll.reach(offsets, "topic", 1)), int)
+    assert_type(value_of(await poll.run(jobs.wait_for(lambda: results.get(7), [7]))), str)
+    assert_type(value_of(await versions.changed(poll, "news")), int)
+    return plain.value.upper()
 
 
-def text_of(outcome: Outcome[str]) -> str:
-    return outcome.value if outcome.is_satisfied else outcome.reason
+def value_of(outcome: Outcome[T]) -> T:
+    assert outcome.is_satisfied, outcome.reason
+    return outcome.value
 """
 
 
