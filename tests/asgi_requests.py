@@ -8,7 +8,10 @@ assert (await request.done()).status == 204
 
 import asyncio
 from functools import partial
+from math import inf
 from typing import Any
+
+from anyio import sleep
 
 from purgatory import DelayedOperation, OperationState, Purgatory, ThresholdPurgatory
 from purgatory.asgi import Ending, LongPolls, Outcome, Poll
@@ -74,6 +77,26 @@ class Request:
     @property
     def content(self) -> bytes:
         return b"".join(message["body"] for message in self.answer[1:])
+
+
+class Reader(Request):
+    """A request whose client takes some seconds for each message of a kind, `inf` for ever."""
+
+    def __init__(self, app: Any, message: str, seconds: float = inf) -> None:
+        self.message, self.seconds = message, seconds
+        super().__init__(app)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.message == kind_of(message):
+            await sleep(self.seconds)
+
+
+def kind_of(message: Any) -> str:
+    if message["type"] == "http.response.start":
+        return "start"
+    body = message["body"]
+    return "end" if not body else "ping" if body.startswith(b":") else "event"
 
 
 async def lifespan(app: Any, *messages: str) -> list[str]:

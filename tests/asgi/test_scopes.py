@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from asgi_requests import WAITS, Request, Service
+from asgi_requests import WAITS, Reader, Request, Service
 from helpers import iterations
 from loops import on_every_loop, on_virtual_time
 from starlette.applications import Starlette
@@ -209,15 +209,6 @@ async def test_other_cancellation_does_not_prevent_the_end():
     assert endings == [Ending.GONE]
 
 
-class Unread(Request):
-    """A request whose client reads no content."""
-
-    async def send(self, message: Any) -> None:
-        if message.get("body"):
-            await asyncio.Event().wait()
-        await super().send(message)
-
-
 class Stream:
     """Held polls whose streams are the user's own, and take `farewell` seconds to end."""
 
@@ -244,7 +235,7 @@ class Stream:
 @pytest.mark.parametrize(("farewell", "end"), [(0.0, 2.0), (0.5, 1.5), (30.0, 2.0)])
 async def test_held_stream_has_a_second_to_end(farewell, end, is_behind):
     stream = Stream(farewell, is_behind=is_behind)
-    requests = [Unread(stream.app) for _ in range(3)]
+    requests = [Reader(stream.app, "event") for _ in range(3)]
     await asyncio.sleep(1)
     assert stream.polls.open == 3
     await stream.polls.aclose()
@@ -261,7 +252,7 @@ async def test_held_stream_has_a_second_to_end(farewell, end, is_behind):
 @pytest.mark.parametrize("delay", [0.5, 1.0])
 async def test_cut_off_request_may_be_cancelled_by_others(delay):
     stream = Stream()
-    request = Unread(stream.app)
+    request = Reader(stream.app, "event")
     await asyncio.sleep(1)
     stream.polls.stop()
     asyncio.get_running_loop().call_later(delay, request.task.cancel)

@@ -5,9 +5,8 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-from anyio import sleep
 from asgi_connection import Connection
-from asgi_requests import Request
+from asgi_requests import Reader, Request, kind_of
 from asgi_server import serving
 from helpers import iterations
 from loops import on_asyncio, on_virtual_time
@@ -43,26 +42,6 @@ class News:
     def publish(self, item: str) -> None:
         self.items.append(item)
         self.versions.bump("news")
-
-
-class Reader(Request):
-    """A request whose client takes some seconds for each message of a kind, `inf` for ever."""
-
-    def __init__(self, app: Any, message: str, seconds: float = inf) -> None:
-        self.message, self.seconds = message, seconds
-        super().__init__(app)
-
-    async def send(self, message: Any) -> None:
-        await super().send(message)
-        if self.message == kind_of(message):
-            await sleep(self.seconds)
-
-
-def kind_of(message: Any) -> str:
-    if message["type"] == "http.response.start":
-        return "start"
-    body = message["body"]
-    return "end" if not body else "ping" if body.startswith(b":") else "event"
 
 
 def event(number: int, data: str) -> str:

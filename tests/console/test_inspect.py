@@ -111,7 +111,8 @@ async def test_looking_from_elsewhere_is_an_error(kind):
         inspect(jobs)
 
     async with kind("jobs") as jobs:
-        waiting = asyncio.create_task(jobs.wait(*[(Probe(), "a"), ("a", 1)][kind is not Purgatory]))
+        wait = jobs.receive("a") if kind is Purgatory else jobs.wait("a", 1)
+        waiting = asyncio.create_task(wait)
         await asyncio.sleep(0)
         with pytest.raises(WrongLoop, match="cannot inspect jobs"):
             await asyncio.to_thread(asyncio.run, look())
