@@ -7,7 +7,6 @@ from math import inf
 import pytest
 from helpers import Listener, Probe, outcome, raiser
 from loops import on_virtual_time
-from renamed import beside_a_renamed_core
 
 import purgatory as package
 from purgatory import Cause, Ended, OperationState, Purgatory
@@ -288,30 +287,3 @@ async def test_work_caused_by_observer_follows_its_return():
         await check(purgatory, first)
         assert [ended.key for ended in chain.ended] == ["key", "second"]
     assert chain.at_once is False
-
-
-JOURNALLED = """
-import asyncio
-from purgatory import Purgatory
-from purgatory.journal import Journal
-import pyarrow.parquet as pq
-
-async def main(folder):
-    async with Journal(folder) as journal:
-        async with Purgatory("renamed", observer=journal) as purgatory:
-            values = {}
-            waiting = asyncio.create_task(purgatory.wait_for(lambda: values.get("a"), ["a"], 30))
-            await asyncio.sleep(0)
-            values["a"] = 1
-            purgatory.check_and_complete("a")
-            await waiting
-    [row] = pq.read_table(folder + "/operations").to_pylist()
-    print(row["purgatory"], row["keys"], row["outcome"], row["ended_by"], row["attempts"])
-
-asyncio.run(main("rows"))
-"""
-
-
-def test_journal_uses_only_the_public_interface(tmp_path):
-    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow")
-    assert beside_a_renamed_core(tmp_path, JOURNALLED, "journal") == "renamed ['a'] completed a 2\n"
