@@ -556,6 +556,12 @@ static void op_dealloc(PyObject *self) {
     if (OP(self)->rare != NULL) PyMem_Free(OP(self)->rare);
     free_base(self);
 }
+/* By identity. Memory comes in pools of 16 KiB, so the low bits of addresses repeat, and operations
+   of a key would collide in its dictionary: this mixes all bits. */
+static Py_hash_t op_hash(PyObject *self) {
+    uint64_t mixed = (uint64_t)(uintptr_t)self * 0x9E3779B97F4A7C15u;
+    return (Py_hash_t)(mixed >> 32);
+}
 static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python takes 16 bytes */
     {"_op_home", T_OBJECT_EX, offsetof(Operation, home), 0, NULL},
     {"__weakref__", T_OBJECT, offsetof(Operation, weakrefs), READONLY, NULL},
@@ -567,7 +573,7 @@ static PyGetSetDef op_getset[] = {
     ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
 static PyType_Slot op_slots[] = {
     {Py_tp_members, op_members}, {Py_tp_getset, op_getset}, {Py_tp_traverse, op_traverse},
-    {Py_tp_clear, op_clear}, {Py_tp_dealloc, op_dealloc}, {0}};
+    {Py_tp_hash, op_hash}, {Py_tp_clear, op_clear}, {Py_tp_dealloc, op_dealloc}, {0}};
 static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
@@ -1221,7 +1227,7 @@ static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *w
 
 /* Whether operations of its class are told apart by identity: by the slots, or checked before. */
 static int is_known(State *st, PyObject *operation) {
-    PyTypeObject *type = Py_TYPE(operation), *base = &PyBaseObject_Type;
+    PyTypeObject *type = Py_TYPE(operation), *base = st->OperationBase;
     if (type->tp_richcompare == base->tp_richcompare && type->tp_hash == base->tp_hash) return 1;
     PyObject *checked = PyObject_GetAttr((PyObject *)type, st->s__op_checked);
     if (checked == NULL) PyErr_Clear();

@@ -644,7 +644,7 @@ class Purgatory(Generic[Op]):
             )
         check_loop(operation, "watch")
         cls = type(operation)
-        if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
+        if cls.__eq__ is not object.__eq__ or cls.__hash__ is not DelayedOperation.__hash__:
             raise TypeError(
                 f"cannot watch {describe(operation)}: its class defines __eq__ or __hash__, but "
                 "operations are told apart by identity"
