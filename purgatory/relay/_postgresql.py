@@ -78,11 +78,12 @@ MAX_HINT_BYTES: Final = 7_000
 MAX_ROWS_PER_READ: Final = 2_000
 """Limit of changes per read."""
 
+OPENING_LOCK_TIMEOUT: Final = 5_000
 LOCK_TIMEOUT: Final = 50
 SHORT_LOCK_TIMEOUT: Final = 5
-"""Milliseconds for which a statement waits for a locked row. The first value is longer than relays
-that write the same keys delay each other; the second applies once some row is known to be
-locked."""
+"""Milliseconds for which a statement waits for a lock. The first value applies while a connection is
+opened, since another process may be creating the tables; the second is longer than relays that
+write the same keys delay each other; the third applies once some row is known to be locked."""
 
 
 @final
@@ -180,6 +181,7 @@ class PostgresStore:
                 connection, "settled", sql.SETTLED_COLUMNS, sql.CREATE_SETTLED
             )
             await self._begin_epoch(connection)
+            await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
         except BaseException:
             connection.terminate()
             raise
@@ -217,7 +219,7 @@ class PostgresStore:
 
     async def _set(self, connection: Any, condition: str) -> str:
         """Sets `SETTINGS`, and returns how many, as `SELECT 6`."""
-        settings = sql.SETTINGS.format(lock_timeout=LOCK_TIMEOUT, condition=condition)
+        settings = sql.SETTINGS.format(lock_timeout=OPENING_LOCK_TIMEOUT, condition=condition)
         status: str = await connection.execute(settings)
         return status
 

@@ -16,7 +16,8 @@ from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Change, Relay
-from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
+from purgatory.relay._postgresql import LOCK_TIMEOUT, MAX_ROWS_PER_READ, PostgresStore
+from purgatory.relay._postgresql_queries import CREATE
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,21 @@ async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: 
         await transaction.rollback()
         assert await asyncio.gather(*waiting) == [before + number for number in range(1, 5)]
         assert await here.version("key0") == 5
+
+
+async def test_open_waits_for_table_being_created(postgres: PostgresServer) -> None:
+    """Workers that start together create the tables; on a busy server that takes a while."""
+    store = PostgresStore(postgres.url, "together")
+    async with connected(postgres.url) as first, connected(postgres.url) as observer:
+        async with first.transaction():
+            await first.execute(CREATE.format(table='"together_versions"'))
+            opening = asyncio.create_task(store.open())
+            blocked = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while await observer.fetchval(blocked) is None and not opening.done():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(4 * LOCK_TIMEOUT / 1000)  # longer than a write would wait
+        await opening
+        await store.close()
 
 
 async def test_advances_keep_order_behind_bumps_of_locked_key(postgres: PostgresServer) -> None:
