@@ -88,7 +88,7 @@ SUBMITTED = "PYSPARK_SUBMIT_ARGS"
         (None, {"SPARK_REMOTE": "sc://host"}, "", None, "sc://host", None),
     ],
 )
-def test_master_and_memory_are_ours_where_nothing_names_them(
+def test_master_and_memory_are_ours_by_default(
     given: str | None,
     environment: dict[str, str],
     defaults: str,
