@@ -78,7 +78,7 @@ else:
 class _Wait(Receiver):
     """A `wait`, which receives the value that has reached its threshold."""
 
-    __slots__ = ("home", "started_at", "threshold")
+    __slots__ = ("end", "home", "started_at", "threshold")
 
     def __init__(
         self, home: "ThresholdPurgatory[Any, Any]", key: Any, threshold: Any, timeout: float | None
@@ -87,12 +87,14 @@ class _Wait(Receiver):
         self.home = home
         self.threshold = threshold
         self.started_at = home._waits._time()
+        self.end: Callable[[_Wait], object] | None = None
+        """How it ends, once that is decided."""
 
     def on_expiration(self) -> None:
         self.home._discard(self)
 
     def _timer_expired(self) -> int:
-        return 1 if self._op_is_decided() else super()._timer_expired()
+        return super()._timer_expired() if self.end is None else 1
 
     def __repr__(self) -> str:
         return f"<{_wait(self.key, self.threshold)}>"
@@ -287,8 +289,6 @@ class ThresholdPurgatory(Generic[K, V]):
             return 0
         waiters = queue.take(UNKNOWN if above is None else above)
         self._discard_if_empty(queue)
-        for waiter in waiters:
-            self._waits._wheel.remove(waiter)
         failed = self._decide(waiters, NO_VALUE, partial(fail, exception=exception))
         self._failed += failed
         return failed
@@ -423,23 +423,24 @@ class ThresholdPurgatory(Generic[K, V]):
         self._pending -= len(waiters)
         decided = deque([each for each in waiters if not owner_has_left(each)])
         for waiter in decided:
-            waiter.value = value
+            waiter.value, waiter.end = value, end
         number, dispatcher = len(decided), self._waits._dispatcher
         if dispatcher.queue:
-            dispatcher.defer(partial(self._answer, decided, end))
+            dispatcher.defer(partial(self._answer, decided))
         else:
-            dispatcher.perform(partial(self._answer, decided, end))
+            dispatcher.perform(partial(self._answer, decided))
         return number
 
-    def _answer(self, decided: deque[_Wait], end: Callable[[_Wait], object], budget: int) -> int:
+    def _answer(self, decided: deque[_Wait], budget: int) -> int:
         """Ends the next `budget` of decided waiters; returns their number."""
         dispatcher, number = self._waits._dispatcher, min(len(decided), budget)
         for _ in range(number):
             dispatcher.current = waiter = decided.popleft()
-            end(waiter)
+            assert waiter.end is not None
+            waiter.end(waiter)
             waiter._op_finish()
         if decided:
-            rest = partial(self._answer, decided, end)
+            rest = partial(self._answer, decided)
             dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
         return number
 

@@ -47,6 +47,19 @@ async def test_decided_waits_keep_their_outcome():
         assert deadlines(purgatory) == 0
 
 
+@on_virtual_time
+async def test_failed_waits_do_not_expire():
+    size = 3 * MAX_PER_ITERATION
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start_waits(purgatory, *[("key", 1, 1.0)] * size)
+        loop._set_time(loop.time() + 5.0)
+        assert purgatory.fail("key", error := Broken()) == size
+        assert await asyncio.gather(*tasks) == [error] * size
+        assert counts(purgatory, "failed", "expired", "cancelled") == (size, 0, 0)
+        assert deadlines(purgatory) == 0
+
+
 async def test_later_advance_wakes_after_earlier_burst():
     size, answered = 2 * MAX_PER_ITERATION, []
     async with ThresholdPurgatory() as purgatory:
