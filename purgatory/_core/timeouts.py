@@ -163,7 +163,7 @@ class Timeout(TimerEntry):
         if when is not None:
             if type(when) is not float:
                 self._when = when = seconds("when", when)
-            loop_wheel = getattr(loop, WHEEL_ATTRIBUTE, None) or running_wheel()
+            loop_wheel = running_wheel()
             now = loop_wheel.time()
             if when > now:
                 loop_wheel.wheel.add(self, when, now)
