@@ -284,8 +284,7 @@ class KeyCheck:
                 dispatcher.current = operation
                 try_once(operation, self.key)
                 if operation._op_state is not PENDING:
-                    if type(keys) is tuple:
-                        spent += steps_to_leave(keys) - 1
+                    spent += steps_to_leave(keys) - 1
                     if operation._op_state is COMPLETED:
                         self._completed += 1
                         dispatcher.completed += 1
@@ -299,9 +298,9 @@ class KeyCheck:
         number = min(len(self.left), max(budget, 0) * REGISTRATIONS_PER_STEP)
         if number == len(self.watchers):
             self.watchers, self.left = {}, []
-            return number // REGISTRATIONS_PER_STEP
-        for _ in range(number):
-            self.watchers.pop(self.left.pop(), None)
+        else:
+            for _ in range(number):
+                self.watchers.pop(self.left.pop(), None)
         return number // REGISTRATIONS_PER_STEP
 
     def _end(self) -> None:
