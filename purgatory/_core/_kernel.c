@@ -42,7 +42,8 @@
     X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) X(Purgatory, _max_pending) \
     X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _wheel) \
     X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, _untried) \
-    X(KeyCheck, key) X(KeyCheck, left) X(KeyCheck, newcomers) X(KeyCheck, watchers) X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
+    X(KeyCheck, key) X(KeyCheck, left) X(KeyCheck, newcomers) X(KeyCheck, watchers) \
+    X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
     X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
     X(Notifier, _check_observers)
 
