@@ -114,6 +114,12 @@ async def outcome(awaitable: Awaitable[Any]) -> Any:
         return error
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls; a hanging wait ends with the test's loop."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
 async def iterations(count: int = 1) -> None:
     """Lets `count` iterations of the loop pass."""
     for _ in range(count):

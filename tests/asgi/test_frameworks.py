@@ -20,6 +20,7 @@ from django.core.asgi import get_asgi_application
 from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
+from helpers import until
 from litestar.types import Scope as LitestarScope
 from loops import on_asyncio
 from pydantic import BaseModel
@@ -196,11 +197,6 @@ async def asking(app: Any) -> AsyncIterator[Callable[..., Awaitable[Connection]]
         yield ask
         for connection in connections:
             connection.hang_up()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,16 @@
 """Conditions that tests of relays wait for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from helpers import until
 from servers import TIMEOUT
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Polls; a hanging wait ends with the test's loop."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def knows(relay: Relay, *keys: str) -> None:

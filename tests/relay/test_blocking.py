@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import until
 from ports import free_port
-from relay_waits import started, until
+from relay_waits import started
 from servers import TIMEOUT
 
 from purgatory import PurgatoryClosed, RelayUnavailable

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from relay_waits import knows, until
+from helpers import until
+from relay_waits import knows
 from servers import SERVERS, TIMEOUT, place
 
 from purgatory import OperationTimeout, RelayUnavailable

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from relay_waits import recorded, set_timeout, until
+from helpers import until
+from relay_waits import recorded, set_timeout
 from servers import TIMEOUT, on_both_loops
 from stub_store import FOREVER, StubStore
 

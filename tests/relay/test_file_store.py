@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relay_waits import knows, pair, set_timeout, started, until
+from helpers import until
+from relay_waits import knows, pair, set_timeout, started
 from requirements import need, unavailable
 from servers import TIMEOUT, on_both_loops
 

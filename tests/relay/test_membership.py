@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import until
 from loops import Report
-from relay_waits import until
 from servers import TIMEOUT, on_all_stores
 
 from purgatory.relay import Relay, _membership

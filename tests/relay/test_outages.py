@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import until
 from relay_proxy import Proxy
-from relay_waits import bumped, knows, pair, set_timeout, started, until
+from relay_waits import bumped, knows, pair, set_timeout, started
 from servers import APPENDING, TIMEOUT, FileStore, PostgresServer, RedisServer, served
 
 from purgatory import OperationTimeout, RelayUnavailable

@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from helpers import until
 from loops import Runner
-from relay_waits import set_timeout, started, until
+from relay_waits import set_timeout, started
 from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
 
 from purgatory import OperationTimeout, RelayUnavailable

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Probe
+from helpers import Probe, until
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import Report, Runner
 from ports import free_port
-from relay_waits import knows, recorded, set_timeout, until
+from relay_waits import knows, recorded, set_timeout
 from servers import TIMEOUT, on_both_loops
 from stub_store import StubStore
 

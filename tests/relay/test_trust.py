@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from relay_waits import recorded, refused, started, until
+from relay_waits import recorded, refused, started
 from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, place, served
 
 from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relay_waits import knows, set_timeout, until
+from helpers import until
+from relay_waits import knows, set_timeout
 from servers import TIMEOUT
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
