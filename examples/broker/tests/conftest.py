@@ -1,13 +1,10 @@
 """The fixtures of the broker's tests. Tests that are coroutine functions run on virtual time."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, kafka_broker_settings  # noqa: F401
-from purgatory_broker.settings import Settings
-from purgatory_broker.testing import BrokerThread
 from requirements import CLIENTS, left_out_without
 from tiers import mark_nightly
 
@@ -45,14 +42,3 @@ def nothing_is_reported() -> Iterator[None]:
     reports.clear()
     yield
     assert reports == []
-
-
-@pytest.fixture
-def start_broker() -> Iterator[Callable[..., BrokerThread]]:
-    """Starts brokers with these settings; all are stopped at the end of the test."""
-    with ExitStack() as stack:
-
-        def start(port: int = 0, **settings: Any) -> BrokerThread:
-            return stack.enter_context(BrokerThread(Settings(**settings), port))
-
-        yield start

@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
+from purgatory_broker.testing import BrokerThread
 from purgatory_broker.wire import APIS, read_request, write_response
 
 BY_NAME = {api.name: api for api in APIS.values()}
@@ -94,9 +95,12 @@ class Raw:
     def send(self, name: str, version: int | None = None, **values: Any) -> None:
         self.socket.sendall(with_length(framed(name, version, **values)))
 
+    def frame(self) -> bytes:
+        """The next response without its length."""
+        return self._read(int.from_bytes(self._read(4)))
+
     def receive(self, name: str, version: int | None = None) -> Any:
-        (length,) = struct.unpack(">i", self._read(4))
-        return unframed(name, version, self._read(length))
+        return unframed(name, version, self.frame())
 
     def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         self.send(name, version, **values)
@@ -127,6 +131,16 @@ class Raw:
                 raise ConnectionError("closed")
             data += more
         return data
+
+
+def assert_alive(broker: BrokerThread) -> None:
+    """A new client can produce and fetch."""
+    batch = make_batch(b"one")
+    with Raw(broker.address) as client:
+        client.create("alive")
+        ((error, offset),) = client.produce("alive", batch)
+        assert error == "none"
+        assert client.fetch("alive", offset, wait=5) == [("none", len(batch))]
 
 
 class Direct:

@@ -3,7 +3,7 @@ codec."""
 
 import gzip
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from cramjam import lz4, snappy, zstd
@@ -44,28 +44,33 @@ async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
     assert found == [(0, 1000), (2, 1002), (3, 1003), (4, 2000), (7, 2003), (-1, -1), (7, 2003)]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("announced", [3, 5])
-async def test_wrong_record_count_is_refused(codec: str, announced: int) -> None:
-    number, compress = CODECS[codec]
-    batch = make_batch(*VALUES, attributes=number, compress=compress, count=announced)
+def refused() -> Iterator[tuple[bytes, str]]:
+    """Batches, and the errors for them."""
+    one = make_batch(b"one")
+    yield b"", "corrupt_message"
+    yield one[:-1], "corrupt_message"
+    yield one[:-1] + bytes([one[-1] ^ 1]), "corrupt_message"
+    yield one[:16] + b"\1" + one[17:], "unsupported_for_message_format"  # an older one
+    yield one + one, "invalid_record"
+    yield make_batch(), "invalid_record"
+    yield make_batch(b"one", attributes=0x10), "transactional_id_authorization_failed"
+    yield make_batch(b"x" * 2_000_000), "message_too_large"
+    for records in (b"\xff" * 40, b"\x80", b"\x01", b"\x7e"):  # impossible lengths
+        yield make_batch(b"v", compress=lambda _, records=records: records), "invalid_record"
+    for number, compress in CODECS.values():
+        options = {"attributes": number, "compress": compress}
+        yield from ((make_batch(*VALUES, count=n, **options), "invalid_record") for n in (3, 5))
+    for number in range(1, 8):
+        for garbage in (b"", b"garbage" * 10):
+            batch = make_batch(b"v", attributes=number, compress=lambda _, data=garbage: data)
+            yield batch, "unknown_server_error"
+
+
+async def test_unfit_batch_gets_kafkas_error() -> None:
     async with running_broker() as client:
-        assert await client.produce("topic", batch) == [("invalid_record", -1)]
-
-
-@pytest.mark.parametrize("attributes", range(1, 8))
-async def test_undecodable_records_get_kafkas_error(attributes: int) -> None:
-    for garbage in (b"", b"garbage" * 10):
-        batch = make_batch(b"v", attributes=attributes, compress=lambda _, garbage=garbage: garbage)
-        async with running_broker() as client:
-            assert await client.produce("topic", batch) == [("unknown_server_error", -1)]
-
-
-@pytest.mark.parametrize("records", [b"\xff" * 40, b"\x80", b"\x01", b"\x7e"])
-async def test_records_of_impossible_lengths_are_refused(records: bytes) -> None:
-    batch = make_batch(b"v", compress=lambda _: records)
-    async with running_broker() as client:
-        assert await client.produce("topic", batch) == [("invalid_record", -1)]
+        for batch, error in refused():
+            assert await client.produce("topic", batch) == [(error, -1)], batch[:100]
+        assert await client.produce("topic", make_batch(b"one")) == [("none", 0)]
 
 
 def test_records_without_a_length_are_given_up() -> None:

@@ -242,30 +242,6 @@ async def test_acks_of_zero_get_no_response() -> None:
         assert await client.produce("topic", ONE, acks=2) == [("invalid_required_acks", -1)]
 
 
-CORRUPT = bytearray(ONE)
-CORRUPT[-1] ^= 1
-TRANSACTIONAL = make_batch(b"one", attributes=0x10)
-
-
-@pytest.mark.parametrize(
-    ("batch", "error"),
-    [
-        pytest.param(b"", "corrupt_message", id="nothing"),
-        pytest.param(ONE[:-1], "corrupt_message", id="torn"),
-        pytest.param(bytes(CORRUPT), "corrupt_message", id="changed on the way"),
-        pytest.param(ONE[:16] + b"\1" + ONE[17:], "unsupported_for_message_format", id="older"),
-        pytest.param(ONE + ONE, "invalid_record", id="two"),
-        pytest.param(TRANSACTIONAL, "transactional_id_authorization_failed", id="transactional"),
-        pytest.param(make_batch(), "invalid_record", id="empty"),
-        pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
-    ],
-)
-async def test_what_is_not_one_whole_batch_is_refused(batch: bytes, error: str) -> None:
-    async with running_broker() as client:
-        assert await client.produce("topic", batch) == [(error, -1)]
-        assert await client.produce("topic", ONE) == [("none", 0)]
-
-
 async def test_repeated_batch_is_appended_once() -> None:
     async with running_broker() as client:
 

@@ -72,15 +72,16 @@ FIELDS = REQUESTS | {
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-async def test_every_request_can_fail_in_every_version(api: Any) -> None:
+async def test_every_version_is_answered_or_can_fail(api: Any) -> None:
     async with running_broker(["alive"]) as client:
-        first = 2 if api.name == "offset_fetch" else api.min_version
-        for version in range(first, api.max_version + 1):
+        for version in range(api.min_version, api.max_version + 1):
+            fields = FIELDS.get(api.name, {})
+            await client.ask(api.name, version, **fields)
             client.broker.faults.fail(api.name, "UNKNOWN_SERVER_ERROR")
-            found = errors(await client.ask(api.name, version, **FIELDS.get(api.name, {})))
+            found = errors(await client.ask(api.name, version, **fields))
             if api.name in BY_ITEM or api.name == "produce":
                 assert set(found) == {"unknown_server_error"}, version
-            else:
+            elif (api.name, version) != ("offset_fetch", 1):  # which has no error of its own
                 assert "unknown_server_error" in found, version
 
 
@@ -140,17 +141,6 @@ def test_broker_of_the_fixture_is_empty_again(kafka_broker: BrokerThread, number
         assert client.produce("topic", ONE) == [("none", 0)]
         kafka_broker.fail("produce", "REQUEST_TIMED_OUT", times=2)
         assert client.produce("topic", ONE) == [("request_timed_out", -1)]
-
-
-def test_time_that_moves_ends_waits_and_sessions(kafka_broker: BrokerThread) -> None:
-    with Raw(kafka_broker.address) as client:
-        client.create("topic")
-        client.send("fetch", **fetch_fields("topic", 0, wait=300))
-        with Raw(kafka_broker.address) as other:  # so that the fetch has arrived
-            other.ask("metadata", topics=None)
-        kafka_broker.advance(299)
-        kafka_broker.advance(2)
-        assert fetched(client.receive("fetch")) == [("none", 0)]
 
 
 def test_idempotent_producer_survives_lost_responses(kafka_broker: BrokerThread) -> None:

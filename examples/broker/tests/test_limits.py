@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,10 +27,9 @@ from raw import (
     framed,
     make_batch,
     new_topic,
-    produce_fields,
-    produced,
     running_broker,
 )
+from test_bad_input import damaged
 from test_batches import CODECS, xerial
 
 MB = 1024 * 1024
@@ -53,17 +53,6 @@ LARGE_DATA = {
 }
 
 
-@pytest.mark.parametrize("codec", LARGE_DATA)
-async def test_batches_above_the_limit_are_refused(codec: str) -> None:
-    number, data = LARGE_DATA[codec]
-    with pytest.raises(TooLarge, match=f"larger than {MAX_SIZE} bytes"):
-        decompress(number, data)
-    async with running_broker() as client:
-        batch = make_batch(b"v", attributes=number, compress=lambda _: data)
-        client.broker.topics.topic("topic").set_configs({"max.message.bytes": str(8 * MB)})
-        assert await client.produce("topic", batch) == [("message_too_large", -1)]
-
-
 GROWTH = """
 import resource, sys
 from purgatory_broker.compression import TooLarge, decompress
@@ -80,14 +69,22 @@ except TooLarge:
 """
 
 
+@pytest.mark.parametrize("codec", LARGE_DATA)
+async def test_batches_above_the_limit_are_refused(codec: str) -> None:
+    number, data = LARGE_DATA[codec]
+    async with running_broker() as client:
+        batch = make_batch(b"v", attributes=number, compress=lambda _: data)
+        client.broker.topics.topic("topic").set_configs({"max.message.bytes": str(8 * MB)})
+        assert await client.produce("topic", batch) == [("message_too_large", -1)]
+
+
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_large_batches_take_bounded_memory(codec: str) -> None:
-    pytest.importorskip("resource")  # which Windows lacks
     number, compress = LARGE_CODECS[codec]
-    huge = compress(b"\0" * (256 * MB))
+    data = compress(b"\0" * (256 * MB))
     command = [sys.executable, "-c", GROWTH, str(number)]  # alone: the peak is a process's
     growth = subprocess.run(
-        command, input=huge, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True
+        command, input=data, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True
     ).stdout
     assert int(growth) < 100_000  # KB; 262,000 without a limit
 
@@ -99,18 +96,12 @@ def test_data_below_the_limit_are_the_same(codec: str, data: st.DataObject) -> N
     number, compress = COMPRESSED[codec]
     plain = data.draw(st.binary(max_size=300)) * data.draw(st.integers(1, 300))
     compressed = compress(plain)
-
     assert decompress(number, compressed, len(plain)) == plain
     if plain:
         with pytest.raises(TooLarge):
             decompress(number, compressed, len(plain) - 1)
-    damaged = bytearray(compressed)
-    if damaged:
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
-        try:
-            assert len(decompress(number, bytes(damaged), 1000)) <= 1000
-        except ValueError:
-            pass
+    with suppress(ValueError):
+        assert len(decompress(number, data.draw(damaged(compressed)), 1000)) <= 1000
 
 
 async def test_many_small_records_are_refused_at_once() -> None:
@@ -119,8 +110,7 @@ async def test_many_small_records_are_refused_at_once() -> None:
         for count, error in ((1, "invalid_record"), (32_000_000, "message_too_large")):
             batch = make_batch(b"v", attributes=1, compress=lambda _: data, count=count)
             before = time.process_time()
-            fields = produce_fields("topic", batch)
-            assert produced(await client.ask("produce", **fields)) == [(error, -1)]
+            assert await client.produce("topic", batch) == [(error, -1)]
             assert time.process_time() - before < 2  # 3.6 s without a limit
 
 
@@ -128,9 +118,8 @@ async def test_batches_of_one_request_share_a_limit() -> None:
     data = gzip.compress(make_batch(b"v" * (MAX_SIZE // 3))[HEADER.size :])
     batch = make_batch(b"v", attributes=1, compress=lambda _: data)
     async with running_broker(partitions=4) as client:
-        response = await client.ask("produce", **produce_fields("topic", *[batch] * 4))
-        found = [error for error, _ in produced(response)]
-        assert found == ["none"] * 2 + ["message_too_large"] * 2
+        found = await client.produce("topic", *[batch] * 4)
+        assert found == [("none", 0)] * 2 + [("message_too_large", -1)] * 2
         assert await client.produce("topic", batch) == [("none", 1)]
 
 
@@ -200,7 +189,6 @@ async def test_many_topics_are_created_in_linear_time() -> None:
         assert time.process_time() - before < 20  # minutes if each name is compared with each
 
 
-def test_frames_of_java_are_read() -> None:
-    assert decompress(2, xerial(b"abc" * 100)) == b"abc" * 100
+def test_negative_block_of_java_is_refused() -> None:
     with pytest.raises(ValueError, match="a block of -1 bytes"):
-        decompress(2, xerial(b"") + struct.pack(">i", -1))
+        decompress(2, xerial(b"abc") + struct.pack(">i", -1))
