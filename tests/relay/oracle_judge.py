@@ -1,37 +1,17 @@
-"""Judges the notes of processes: finds waits that were missed, ended early, or returned a version
-that was never written, and replies that were settled twice, not received, or received too late.
+"""Judges the calls of processes, by the promises of relays alone. All times are from one clock.
 
-It relies on the promises of relays alone. A process notes `[time, kind, key, ...]`; all times are
-from one clock:
-
-    [3.0, "wait", "a", 7, 2.9]      a wait for a version above 7, which was seen at 2.9, starts
-    [3.4, "answer", "a", 8, 3.0]    the wait from 3.0 ends
-    [3.1, "bump", "a"]              a write starts
-    [3.2, "bumped", "a", 8, 3.1]    it got version 8; without this line it may have been made
-    [3.5, "read", "a", 8, 3.3]      a read that started at 3.3
-    [3.0, "deliver", "r", "one", 20.0]    a delivery with this value and time to live starts
-    [3.1, "delivered", "r", "one", 20.0, 3.0, true]    it settled the key, or not
-    [2.0, "receive", "r"]           a wait for the reply starts
-    [3.2, "received", "r", "one", 2.0]    the wait from 2.0 ends
-    [5.0, "asked", "r", null, 4.9]  a look at 4.9 found nothing, or a value
-
-The injector of the faults notes the start and end of each. A fault that may lose writes starts a
-new *era*: numbers are compared within one era only.
+A fault that may lose writes starts a new *era*: numbers are compared within one era only.
 """
 
 import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 from math import inf
 from pathlib import Path
 from typing import Any
-
-Line = list[Any]
-Notes = tuple[str, Sequence[Line], float]
-"""Name, lines and end time of a process."""
 
 CLOCKS = 0.1
 """Allowance for the store's clock, in seconds: for a late reading, and for drift."""
@@ -41,11 +21,29 @@ ERRORS = (
     "early",  # a wait returned the version it had seen, or a lower one, in the same epoch
     "invented",  # an answer or a reply that no process had written, or not this one
     "back",  # a write at or below an earlier one, or a read below it
-    "twice",  # two writes got one version
     "settled_twice",
     "unreceived",  # a receive or a look missed an existing reply
     "overdue",  # a value was received after it had expired
 )
+
+
+@dataclass
+class Call:
+    """A call of a process. Kinds, with what is `given` and the answers:
+
+    bump: a version. read: a version. wait (version seen, and when): a version. deliver (value, time
+    to live): whether it settled the key. receive, and a look for a reply, `ask`: a value or None.
+    """
+
+    kind: str
+    key: str
+    given: Sequence[Any]
+    begun: float
+    ended: float
+    """Without an answer: when the process ended."""
+    answer: Any = None
+    is_answered: bool = True
+    process: str = "one"
 
 
 @dataclass
@@ -63,10 +61,10 @@ class Fault:
 
 
 class Verdict(Counter[str]):
-    """Counts the `ERRORS`, and the lines of each kind; `examples` has evidence of errors."""
+    """Counts the `ERRORS`, and the answered calls of each kind; `examples` has evidence of errors."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, kinds: Iterable[str]) -> None:
+        super().__init__(kinds)
         self.examples: list[str] = []
 
     @property
@@ -79,14 +77,24 @@ class Verdict(Counter[str]):
             self.examples.append(f"{name}: {evidence}")
 
 
-def lines_of(file: Path) -> list[Line]:
-    """The notes of a process, without an incomplete last line."""
-    *texts, _ = file.read_text().split("\n")
-    return [json.loads(text) for text in texts]
+def calls_of(file: Path, end: float) -> list[Call]:
+    """The calls that a process noted until it ended, at `end`.
+
+    The first line of a call has `[number, begun, kind, key, given]`, the second one, if it was
+    answered, `[number, ended, answer]`. A killed process may leave an incomplete last line.
+    """
+    calls: dict[int, Call] = {}
+    for number, at, *rest in map(json.loads, file.read_text().split("\n")[:-1]):
+        if number in calls:
+            call = calls[number]
+            call.ended, call.answer, call.is_answered = at, rest[0], True
+        else:
+            calls[number] = Call(*rest, at, end, None, False, file.name.partition(".")[0])
+    return [*calls.values()]
 
 
 class Times:
-    """The faults, and the deadlines and eras that follow from them."""
+    """The deadlines and eras that follow from the faults."""
 
     def __init__(self, faults: Sequence[Fault], promise: float) -> None:
         self._faults = sorted(faults, key=lambda fault: fault.begun)
@@ -100,7 +108,6 @@ class Times:
         return before if before == self.era_of_wait(ended) else None
 
     def era_of_wait(self, begun: float) -> int:
-        """The era of a wait that starts at `begun`."""
         return sum(fault.begun <= begun for fault in self._lossy)
 
     def deadline(self, process: str, since: float) -> float:
@@ -124,44 +131,13 @@ class Times:
         )
 
 
-def judge(
-    notes: Sequence[Notes], faults: Sequence[Fault], promise: float, forgets: bool
-) -> Verdict:
-    """The verdict on a run.
-
-    Args:
-        notes: The notes of all processes.
-        faults: The injected faults.
-        promise: Seconds for which a wait may outlive its version, or the end of a fault.
-        forgets: Whether keys were forgotten, so that an answer may be the number of another key.
-    """
-    verdict, times = Verdict(), Times(faults, promise)
-    for _, lines, _ in notes:
-        verdict.update(line[1] for line in lines)
-    highest = judge_bumps(verdict, notes, times)
-    judge_waits(verdict, notes, highest, times, forgets)
-    judge_replies(verdict, notes, times)
-    return verdict
-
-
-# -- versions
-
-
-@dataclass
-class Bump:
-    """A write with an answer."""
-
-    version: int
-    begun: float
-    ended: float
-
-
 class Highest:
     """The highest version of a key over time, by its answered writes."""
 
-    def __init__(self, bumps: Sequence[Bump]) -> None:
+    def __init__(self, bumps: Iterable[Call] = ()) -> None:
+        bumps = sorted(bumps, key=lambda bump: bump.ended)
         self.ends = [bump.ended for bump in bumps]
-        self.versions = list(accumulate((bump.version for bump in bumps), max))
+        self.versions = [*accumulate((bump.answer for bump in bumps), max)]
 
     def before(self, time: float) -> int:
         position = bisect_right(self.ends, time)
@@ -173,133 +149,97 @@ class Highest:
         return self.ends[position] if position < len(self.ends) else inf
 
 
-Highests = defaultdict[tuple[int | None, str], Highest]
-"""By era and key."""
+def judge(calls: Sequence[Call], faults: Sequence[Fault], promise: float, forgets: bool) -> Verdict:
+    """The verdict on a run.
+
+    Args:
+        calls: Those of all processes.
+        faults: The injected faults.
+        promise: Seconds for which a wait may outlive its version, or the end of a fault.
+        forgets: Whether keys were forgotten, so that an answer may be the number of another key.
+    """
+    verdict, times = (
+        Verdict(call.kind for call in calls if call.is_answered),
+        Times(faults, promise),
+    )
+    judge_versions(verdict, calls, times, forgets)
+    judge_replies(verdict, calls, times)
+    return verdict
 
 
-def judge_bumps(verdict: Verdict, notes: Sequence[Notes], times: Times) -> Highests:
-    """Judges the numbers of writes and reads."""
-    bumps: dict[tuple[int, str], list[Bump]] = defaultdict(list)
-    for _, lines, _ in notes:
-        for at, kind, key, *rest in lines:
-            if kind == "bumped" and (era := times.era(rest[1], at)) is not None:
-                bumps[era, key].append(Bump(*rest, at))
-    highest: Highests = defaultdict(lambda: Highest(()))
+def judge_versions(verdict: Verdict, calls: Sequence[Call], times: Times, forgets: bool) -> None:
+    attempts: dict[str, list[float]] = defaultdict(list)  # to write, by key
+    bumps: dict[tuple[int | None, str], list[Call]] = defaultdict(list)  # by era and key
+    for call in calls:
+        if call.kind == "bump":
+            attempts["" if forgets else call.key].append(call.begun)
+            era = times.era(call.begun, call.ended)
+            if call.is_answered and era is not None:
+                bumps[era, call.key].append(call)
+    highest = defaultdict(Highest, {place: Highest(group) for place, group in bumps.items()})
     for place, group in bumps.items():
-        group.sort(key=lambda bump: bump.ended)
-        highest[place] = Highest(group)
-        given: set[int] = set()
+        for version, count in Counter(bump.answer for bump in group).items():
+            if count > 1:
+                verdict.add("back", place, version, "was given more than once")
         for bump in group:
-            if bump.version in given:
-                verdict.add("twice", place, bump)
-            elif bump.version <= highest[place].before(bump.begun):
+            if bump.answer <= highest[place].before(bump.begun):
                 verdict.add("back", place, bump)
-            given.add(bump.version)
-    for name, lines, _ in notes:
-        for at, kind, key, *rest in lines:
-            # An event without an era has no bumps beside it.
-            if kind == "read" and rest[0] < highest[times.era(rest[1], at), key].before(rest[1]):
-                verdict.add("back", name, at, kind, key, rest)
-    return highest
-
-
-def judge_waits(
-    verdict: Verdict, notes: Sequence[Notes], highest: Highests, times: Times, forgets: bool
-) -> None:
-    attempts: dict[str, list[float]] = defaultdict(list)
-    for _, lines, _ in notes:
-        for at, kind, key, *_ in lines:
-            if kind == "bump":
-                attempts["" if forgets else key].append(at)
     for moments in attempts.values():
         moments.sort()
-
-    def judge_duration(name: str, key: str, seen: int, begun: float, ended: float) -> None:
-        """Judges a wait that was open from `begun` to `ended`."""
-        exists_at = highest[times.era_of_wait(begun), key].first_above(seen)
-        due = min(max(exists_at, begun), times.first_loss(begun, ended))
-        if due < ended and ended > times.deadline(name, due):
-            verdict.add("missed", name, key, seen, begun, due, ended)
-
-    for name, lines, end in notes:
-        open_waits: dict[str, Line] = {}
-        for line in lines:
-            at, kind, key, *rest = line
-            if kind == "wait":
-                open_waits[key] = line
-            elif kind == "answer":
-                begun, _, _, seen, seen_at = open_waits.pop(key)
-                if not times.may_have_new_epoch(seen_at, at):
-                    if rest[0] <= seen:
-                        verdict.add("early", name, line, seen)
-                    # Each write raises a version by one.
-                    if rest[0] > bisect_right(attempts["" if forgets else key], at):
-                        verdict.add("invented", name, line, seen)
-                judge_duration(name, key, seen, begun, at)
-        for key, (begun, _, _, seen, _) in open_waits.items():
-            judge_duration(name, key, seen, begun, end)
+    for call in calls:
+        if call.kind == "read" and call.is_answered:  # what has no era has no bumps beside it
+            place = times.era(call.begun, call.ended), call.key
+            if call.answer < highest[place].before(call.begun):
+                verdict.add("back", call)
+        elif call.kind == "wait":
+            seen, seen_at = call.given
+            if call.is_answered and not times.may_have_new_epoch(seen_at, call.ended):
+                if call.answer <= seen:
+                    verdict.add("early", call)
+                # Each write raises a version by one.
+                if call.answer > bisect_right(attempts["" if forgets else call.key], call.ended):
+                    verdict.add("invented", call)
+            exists_at = highest[times.era_of_wait(call.begun), call.key].first_above(seen)
+            due = min(max(exists_at, call.begun), times.first_loss(call.begun, call.ended))
+            if due < call.ended and call.ended > times.deadline(call.process, due):
+                verdict.add("missed", call, due)
 
 
-# -- replies
-
-
-@dataclass
-class Reply:
-    """A delivery that returned true: it settled its key."""
-
-    value: str
-    ttl: float
-    begun: float
-    ended: float
-
-
-def judge_replies(verdict: Verdict, notes: Sequence[Notes], times: Times) -> None:
-    replies: dict[str, list[Reply]] = defaultdict(list)
+def judge_replies(verdict: Verdict, calls: Sequence[Call], times: Times) -> None:
+    replies: dict[str, list[Call]] = defaultdict(list)  # the deliveries that settled their key
     begun: dict[tuple[str, str], float] = {}
     refused: set[tuple[str, str]] = set()
-    for _, lines, _ in notes:
-        for at, kind, key, *rest in lines:
-            if kind == "deliver":
-                begun[key, rest[0]] = at
-            elif kind == "delivered":
-                value, ttl, since, is_settled = rest
-                if is_settled:
-                    replies[key].append(Reply(value, ttl, since, at))
-                elif times.era(since, at) is not None:  # else it may have been made and lost
-                    refused.add((key, value))
+    for call in calls:
+        if call.kind == "deliver":
+            begun[call.key, call.given[0]] = call.begun
+            if call.answer:
+                replies[call.key].append(call)
+            elif call.is_answered and times.era(call.begun, call.ended) is not None:
+                refused.add((call.key, call.given[0]))  # else it may have been made and lost
     for one, other in (pair for group in replies.values() for pair in combinations(group, 2)):
-        lived = min(one.begun + one.ttl, other.begun + other.ttl)
+        lived = min(each.begun + each.given[1] for each in (one, other))
         first, last = min(one.begun, other.begun), max(one.ended, other.ended)
         if last < lived - CLOCKS and times.era(first, last) is not None:
             verdict.add("settled_twice", one, other)
-
-    def judge_answer(name: str, at: float, kind: str, key: str, value: Any, since: float) -> None:
-        if value is not None and (begun.get((key, value), at) >= at or (key, value) in refused):
-            verdict.add("invented", name, at, key, value)
-        for reply in replies[key] if value is not None or kind == "asked" else ():
-            is_there = since > reply.ended and at < reply.begun + reply.ttl - CLOCKS
-            if value == reply.value:
-                if since > reply.ended + reply.ttl + CLOCKS:
-                    verdict.add("overdue", name, since, at, reply)
-            elif is_there and times.era(reply.begun, at) is not None:
-                verdict.add("invented" if value else "unreceived", name, since, at, reply)
-
-    def judge_wait(name: str, key: str, since: float, ended: float) -> None:
-        """Judges a wait that was open from `since` to `ended`."""
-        for reply in replies[key]:
-            deadline = times.deadline(name, max(since, reply.ended))
-            is_alive = deadline < reply.begun + reply.ttl and ended > deadline
-            if is_alive and times.era(reply.begun, deadline) is not None:
-                verdict.add("unreceived", name, since, ended, reply)
-
-    for name, lines, end in notes:
-        waiting: dict[str, float] = {}
-        for at, kind, key, *rest in lines:
-            if kind == "receive":
-                waiting[key] = at
-            elif kind in ("received", "asked"):
-                judge_answer(name, at, kind, key, *rest)
-                if kind == "received":
-                    judge_wait(name, key, waiting.pop(key), at)
-        for key, since in waiting.items():
-            judge_wait(name, key, since, end)
+    for call in calls:
+        if call.kind not in ("receive", "ask"):
+            continue
+        value, is_look = call.answer, call.kind == "ask"
+        written = call.key, value
+        if value is not None and (begun.get(written, inf) >= call.ended or written in refused):
+            verdict.add("invented", call)
+        for reply in replies[call.key]:
+            expires = reply.begun + reply.given[1]
+            is_there = call.begun > reply.ended and call.ended < expires - CLOCKS
+            may_be_lost = times.era(reply.begun, call.ended) is None
+            if value == reply.given[0]:
+                if call.begun > reply.ended + reply.given[1] + CLOCKS:
+                    verdict.add("overdue", call, reply)
+            elif value is not None and is_there and not may_be_lost:
+                verdict.add("invented", call, reply)
+            elif is_look and call.is_answered and is_there and not may_be_lost:
+                verdict.add("unreceived", call, reply)
+            deadline = times.deadline(call.process, max(call.begun, reply.ended))
+            is_late = deadline < min(expires, call.ended) and not is_look
+            if is_late and times.era(reply.begun, deadline) is not None:
+                verdict.add("unreceived", call, reply)

@@ -167,6 +167,11 @@ class RedisServer(Server):
             self.ask("HDEL", f"{{{prefix}}}:versions", f"v:{key}")
             self.ask("ZREM", f"{{{prefix}}}:order", f"v:{key}")
 
+    def end_relays(self) -> None:
+        """Ends all connections of relays."""
+        for kind in ("pubsub", "normal"):
+            self.ask("CLIENT", "KILL", "TYPE", kind)
+
     def is_ready(self) -> bool:
         return super().is_ready() and self.ask("PING").startswith(b"+PONG")
 
