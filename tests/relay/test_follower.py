@@ -6,6 +6,7 @@ the store may lose everything or go backwards.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -349,187 +350,125 @@ def test_waits_end_by_next_read_and_never_early(examples: int) -> None:
 
 # One thing at a time
 
+Step = Callable[[Process], Any]
 
-def process_at(position: int, **versions: int) -> Process:
-    """A process that is up to date, and waits for versions after `versions`."""
+
+def begin(process: Process) -> None:
+    process.request = process.follower.begin_read()
+
+
+def ends(epoch: str, position: int, is_incomplete: bool = False, **versions: int) -> Step:
+    """A read ends with this answer."""
+    result = ReadResult(epoch, position, versions, is_incomplete=is_incomplete)
+    return lambda process: process.follower.on_read(process.request, result)
+
+
+def read(epoch: str, position: int, is_incomplete: bool = False, **versions: int) -> Step:
+    end = ends(epoch, position, is_incomplete, **versions)
+    return lambda process: (begin(process), end(process))
+
+
+def change(after: int, position: int, **versions: int) -> Step:
+    return lambda process: process.follower.on_message(
+        ChangeMessage("e", after, position, versions)
+    )
+
+
+def wait(key: str, seen: int) -> Step:
+    return lambda process: process.wait(key, seen, 0)
+
+
+def calls(name: str, *arguments: Any) -> Step:
+    return lambda process: getattr(process.follower, name)(*arguments)
+
+
+def process_at_7(*steps: Step) -> Process:
+    """A process that is up to date at position 7, and waits for a version of `a` above 3."""
     process = Process()
-    follower = process.follower
-    follower.on_subscribed()
-    answer(process, "e", position)
-    for key, version in versions.items():
-        process.wait(key, version, 0)
-    if versions:
-        answer(process, "e", position, **versions)
-    assert follower.is_current
-    assert not follower.needs_read
+    first = calls("on_subscribed"), read("e", 7), wait("a", 3), read("e", 7, a=3)
+    for step in (*first, *steps):
+        step(process)
     return process
 
 
-def answer(
-    process: Process, epoch: str, position: int, has_more: bool = False, **versions: int
-) -> ReadRequest:
-    read = process.follower.begin_read()
-    process.follower.on_read(read, ReadResult(epoch, position, versions, has_more))
-    return read
+def fails(process: Process) -> None:
+    assert process.request is not None
+    process.follower.on_read_failed(process.request)
 
 
-def results(process: Process) -> list[int | None]:
-    return [wait.result for wait in process.waits]
-
-
-def test_repeated_and_late_messages_change_nothing() -> None:
-    process = process_at(7, a=3)
-    for message in (ChangeMessage("e", 6, 7, {"a": 3}), ChangeMessage("e", 2, 3, {"a": 1})):
-        process.follower.on_message(message)
-    assert results(process) == [None]
-    assert process.follower.position == 7
-    assert process.changed == []
-
-
-def test_messages_that_overtake_each_other_leave_no_gap() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("e", 8, 9, {"b": 1}))
-    assert process.follower.has_gap
-    process.follower.on_message(ChangeMessage("e", 9, 11, {"c": 1}))
-    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    assert not process.follower.has_gap
-    assert process.follower.position == 11
-    assert process.changed == ["b", "c", "a"]
-
-
-def test_gap_between_messages_is_healed_after_probe() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("e", 8, 9, {"b": 1}))
-    process.follower.resync()
-    assert answer(process, "e", 9, a=4).since == 7
-    assert results(process) == [4]
-    assert not process.follower.has_gap
-    assert (process.follower.resyncs, process.follower.healed) == (1, 0)
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_late_messages_are_not_counted_as_lost(arrives: bool) -> None:
-    process = process_at(7, a=3)
-    process.follower.resync()
-    answer(process, "e", 8, a=4)
-    probe = process.follower.begin_probe()
-    if arrives:
-        process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    assert process.follower.on_probe(probe)
-    assert process.follower.healed == (0 if arrives else 1)
-
-
-@pytest.mark.parametrize("position", [8, 3], ids=["later", "earlier"])
-def test_lower_version_in_message_is_decided_by_read(position: int) -> None:
-    lower = ChangeMessage("e", position - 1, position, {"a": 1})
-    late, lost = process_at(7, a=3), process_at(7, a=3)
-    for process in (late, lost):
-        process.follower.on_message(lower)
-        assert results(process) == [None]
-    assert answer(late, "e", 8, a=3).keys == ("a",)
-    assert late.follower.epoch_to_end is None and not late.follower.needs_read
-    answer(lost, "e", 8, a=1)
-    assert lost.follower.epoch_to_end == "e"
-    answer(lost, "f", 8)
-    answer(lost, "f", 8, a=1)
-    assert results(lost) == [1]
-
-
-def test_version_raised_during_read_needs_no_reread() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("e", 2, 3, {"a": 1}))
-    process.wait("a", 9, 0)
-    read = process.follower.begin_read()
-    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
-    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
-    assert not process.follower.needs_read
-    assert results(process) == [4, 4]
-
-
-def test_read_that_misses_forgotten_keys_reads_followed() -> None:
-    process = process_at(7, a=3)
-    process.follower.resync()
-    read = process.follower.begin_read()
-    process.follower.on_read(read, ReadResult("e", 9, {}, is_incomplete=True))
-    assert answer(process, "e", 9, a=4).keys == ("a",)
-    assert results(process) == [4]
-
-
-def test_wait_begun_during_read_needs_next_read() -> None:
-    process = process_at(7, a=3)
-    process.wait("a", 4, 0)
-    read = process.follower.begin_read()
-    process.wait("a", 5, 0)  # the store got 5 after it was read
-    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
-    assert results(process) == [None, None, None]
-    answer(process, "e", 9, a=5)
-    assert results(process) == [5, 5, None]
-
-
-def test_recheck_takes_other_keys_each_time() -> None:
-    process = process_at(7)
-    keys = [f"key{number}" for number in range(MAX_KEYS_PER_READ * 2)]
-    for key in keys:
-        process.wait(key, 0, 0)
-    for _ in range(2):
-        answer(process, "e", 7, **dict.fromkeys(process.follower._keys_to_read, 0))
-    checked: set[str] = set()
-    for _ in range(2):
-        process.follower.recheck()
-        checked.update(answer(process, "e", 7, **dict.fromkeys(keys, 0)).keys)
-    assert checked == {*keys}
-
-
-def test_write_below_known_version_reveals_rollback() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_written(ChangeMessage("e", 6, 7, {"a": 3}), 7)
-    assert process.follower.epoch_to_end == "e"
-
-
-def test_very_many_keys_are_read_in_several_reads() -> None:
-    process = process_at(7)
-    for number in range(MAX_KEYS_PER_READ + 1):
-        process.wait(f"key{number}", 0, 0)
-    assert len(process.follower.begin_read().keys) == MAX_KEYS_PER_READ
-    process.follower.on_read(ReadRequest((), None, {}, 7, 1), ReadResult("e", 7, {}))
-    assert process.follower.begin_read().keys == (f"key{MAX_KEYS_PER_READ}",)
-
-
-def test_new_epoch_reports_every_key_to_attached_purgatory() -> None:
-    process = process_at(7, a=3)
+def reports_all(process: Process) -> None:
     process.follower.reports_all_keys = True
-    process.follower.on_subscribed()
-    answer(process, "f", 9)
-    assert answer(process, "f", 9, a=1, b=5, c=7).since == 0
-    assert process.changed == ["a", "b", "c"]
-    assert (process.follower.epoch, process.follower.epochs) == ("f", 2)
 
 
-def test_a_gap_that_grows_is_read_without_waiting() -> None:
-    process = process_at(7)
-    for number in range(MAX_OUT_OF_ORDER):
-        process.follower.on_message(ChangeMessage("e", 8 + number, 9 + number, {}))
-    assert not process.follower.needs_read
-    process.follower.on_message(ChangeMessage("e", 8 + MAX_OUT_OF_ORDER, 9 + MAX_OUT_OF_ORDER, {}))
-    assert process.follower.needs_read
+def case(*steps: Step, **expected: Any) -> tuple[tuple[Step, ...], dict[str, Any]]:
+    return steps, expected
 
 
-def test_store_without_positions_is_followed_by_reads() -> None:
-    process = process_at(7, a=3)
-    process.follower.on_message(ChangeMessage("e", -1, 12, {"a": 4}))
-    assert results(process) == [4]
-    assert (process.follower.position, process.follower.latest) == (7, 12)
-    process.follower.resync()
-    answer(process, "e", 9)
-    assert process.follower.epoch_to_end == "e"
-    assert not process.follower.has_gap
+RESYNC, PROBE = calls("resync"), calls("begin_probe")
+LOWER, LATE = change(7, 8, a=1), change(2, 3, a=1)
+GAPS = [change(8 + number, 9 + number) for number in range(MAX_OUT_OF_ORDER + 1)]
+OVERTAKEN = change(8, 9, b=1), change(9, 11, c=1), change(7, 8, a=4)
+FILLED = change(8, 9, b=1), RESYNC, read("e", 9, a=4)
+RAISED = LATE, wait("a", 9), begin, change(7, 8, a=4), ends("e", 7, a=3)
+LEFT = wait("b", 0), wait("c", 0), calls("remove_waiter", "b")
+NEW_EPOCH = reports_all, calls("on_subscribed"), read("f", 9), read("f", 9, a=1, b=5, c=7)
+HEALED = RESYNC, read("e", 8, a=4), PROBE
+REREAD = wait("a", 4), begin, wait("a", 5), ends("e", 7, a=3)  # 5 was written after the read
+NO_POSITIONS = change(-1, 12, a=4)
 
 
-def test_failed_read_repeats_keys_that_have_waiters() -> None:
-    process = process_at(7)
-    process.wait("a", 0, 0)
-    process.follower.add_waiter("b", 0)
-    read = process.follower.begin_read()
-    process.follower.remove_waiter("b")
-    process.follower.on_read_failed(read)
-    assert process.follower.begin_read().keys == ("a",)
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        case(is_current=True, needs_read=False),
+        # Late, repeated and overtaking messages
+        case(change(6, 7, a=3), LATE, results=[None], position=7, changed=[]),
+        case(change(8, 9, b=1), has_gap=True),
+        case(*OVERTAKEN, has_gap=False, position=11, changed=["b", "c", "a"]),
+        case(*FILLED, results=[4], has_gap=False, resyncs=1, healed=0, since=7),
+        case(*GAPS[:-1], needs_read=False),
+        case(*GAPS, needs_read=True),
+        # What has not arrived before a probe was lost
+        case(*HEALED, calls("on_probe", 1), healed=1),
+        case(*HEALED, change(7, 8, a=4), calls("on_probe", 1), healed=0),
+        # A read decides whether a lower version is late, or was rolled back
+        case(LOWER, results=[None]),
+        case(LOWER, read("e", 8, a=3), epoch_to_end=None, needs_read=False, keys=("a",)),
+        case(LATE, read("e", 8, a=3), epoch_to_end=None, needs_read=False, keys=("a",)),
+        case(LOWER, read("e", 8, a=1), epoch_to_end="e"),
+        case(LATE, read("e", 8, a=1), epoch_to_end="e"),
+        case(LATE, read("e", 8, a=1), read("f", 8), read("f", 8, a=1), results=[1]),
+        case(calls("on_written", ChangeMessage("e", 6, 7, {"a": 3}), 7), epoch_to_end="e"),
+        # During a read
+        case(*RAISED, needs_read=False, results=[4, 4]),
+        case(*REREAD, results=[None, None, None]),
+        case(*REREAD, read("e", 9, a=5), results=[5, 5, None]),
+        case(RESYNC, read("e", 9, is_incomplete=True), begin, keys=("a",)),
+        case(*LEFT, begin, fails, begin, keys=("c",)),
+        case(*LEFT[:2], begin, *LEFT[2:], fails, begin, keys=("c",)),
+        # All keys of a new epoch
+        case(*NEW_EPOCH, since=0, changed=["a", "b", "c"], epoch="f", epochs=2),
+        # A store without positions is followed by reads
+        case(NO_POSITIONS, results=[4], position=7, latest=12),
+        case(NO_POSITIONS, RESYNC, read("e", 9), epoch_to_end="e", has_gap=False),
+    ],
+)
+def test_each_step_has_its_effects(steps: list[Step], expected: dict[str, Any]) -> None:
+    process = process_at_7(*steps)
+    found = {"results": [wait.result for wait in process.waits], "changed": process.changed}
+    for name in expected.keys() - found:
+        owner = process.request if name in ("keys", "since") else process.follower
+        found[name] = getattr(owner, name)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_many_keys_are_read_and_rechecked_in_turn() -> None:
+    keys = dict.fromkeys([f"key{number}" for number in range(2 * MAX_KEYS_PER_READ)], 0)
+    process = process_at_7(calls("remove_waiter", "a"), *(wait(key, 0) for key in keys))
+    asked: list[str] = []
+    for look in [RESYNC, RESYNC, calls("recheck"), calls("recheck")]:
+        look(process)
+        read("e", 7, **keys)(process)
+        assert process.request is not None and len(process.request.keys) == MAX_KEYS_PER_READ
+        asked += process.request.keys
+    assert asked == [*keys, *keys]
