@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -276,7 +277,9 @@ def _open(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]
 
 
 def _limit(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:
-    yield Observation(open_limit(polls))
+    limit = open_limit(polls)
+    if isfinite(limit):  # the SDK would warn of another number in each export
+        yield Observation(limit)
 
 
 def _endings(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:

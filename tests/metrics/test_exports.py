@@ -1,16 +1,18 @@
-"""The text for Prometheus: in its format, by parsers that are not ours, with names that follow its
-rules."""
+"""What Prometheus and OpenTelemetry export, as their own parsers and SDK read it."""
 
 import asyncio
 import re
 import urllib.request
 from collections import Counter
+from contextlib import asynccontextmanager
 from math import inf
 
 import pytest
 from asgi_requests import Request
 from helpers import Probe, profiled
 from loops import on_asyncio, on_virtual_time
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, start_http_server
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -20,6 +22,7 @@ from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls
 from purgatory.asgi._outcome import Ending
 from purgatory.metrics import Meter, StreamMeter
+from purgatory.metrics.otel import observe
 from purgatory.metrics.prometheus import collector
 from purgatory.relay import Relay
 
@@ -31,37 +34,25 @@ def registered(meter=None, **shown):
     return registry
 
 
-async def scraped(tmp_path, read):
-    """What `read` makes of a registry, of purgatories that are in use."""
-    meter, polls = Meter(), LongPolls(max_open=None)
-    polls.endings[Ending.DEADLINE] += 3
-    versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
-    async with (
-        Purgatory('"odd"\n\\name', observer=meter) as orders,
-        Purgatory("jobs", observer=meter) as jobs,
-        Purgatory("jobs") as more_jobs,
-        Relay(f"file://{tmp_path}") as relay,
-    ):
-        purgatories = [orders, jobs, more_jobs]
-        shown = {"thresholds": versions, "polls": polls, "relay": relay}
-        registry = registered(meter, purgatories=purgatories, **shown)
-        for purgatory in purgatories:
-            for key in ("private", "secret"):
-                purgatory.try_complete_else_watch(Probe(5), [key, "other"])
-        versions.advance("private", 7)
-        orders.try_complete_else_watch(Probe(ready=True), ["private"])
-        operation = Probe(5)
-        orders.try_complete_else_watch(operation, ["both"])
-        operation.ready = True
-        orders.check_and_complete("both")
-        async with asyncio.TaskGroup() as group:
-            waits = [relay.wait("x", 0), relay.receive("x"), relay.receive("y")]
-            tasks = [group.create_task(wait) for wait in waits]
-            await asyncio.sleep(0)
-            result = read(registry)
-            for task in tasks:
-                task.cancel()
-        return result
+@pytest.fixture
+def reader():
+    """What reads the instruments of its provider."""
+    reader = InMemoryMetricReader()
+    reader.provider = MeterProvider([reader])
+    yield reader
+    reader.provider.shutdown()
+
+
+def numbers(reader):
+    """By instrument and attributes."""
+    [resource] = reader.get_metrics_data().resource_metrics
+    [scope] = resource.scope_metrics
+    assert scope.scope.name == "purgatory"
+    return {
+        (metric.name, *sorted(point.attributes.items())): point.value
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
 
 
 def samples(families):
@@ -70,42 +61,98 @@ def samples(families):
     }
 
 
+ODD = '"odd"\n\\name'
+
+
+@asynccontextmanager
+async def in_use(folder):
+    """A meter, and all that can be shown beside it."""
+    meter, polls = Meter(), LongPolls(max_open=None)
+    polls.endings[Ending.DEADLINE] += 3
+    versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
+    async with (
+        Purgatory(ODD, observer=meter) as orders,
+        Purgatory("jobs", observer=meter) as jobs,
+        Purgatory("jobs") as more_jobs,
+        Relay(f"file://{folder}") as relay,
+        asyncio.TaskGroup() as group,
+    ):
+        purgatories = [orders, jobs, more_jobs]
+        for purgatory in purgatories:
+            for key in ("private", "secret"):
+                purgatory.try_complete_else_watch(Probe(5), [key, "other"])
+        versions.advance("private", 7)
+        orders.try_complete_else_watch(Probe(ready=True), ["private"])
+        operation = Probe(5)
+        orders.try_complete_else_watch(operation, ["both"])
+        operation.ready = True
+        await asyncio.sleep(0.001)
+        orders.check_and_complete("both")
+        waits = [relay.wait("x", 0), relay.receive("x"), relay.receive("y")]
+        tasks = [group.create_task(wait) for wait in waits]
+        await asyncio.sleep(0)
+        shown = {"purgatories": purgatories, "thresholds": versions, "polls": polls, "relay": relay}
+        yield meter, shown
+        for task in tasks:
+            task.cancel()
+
+
+PROBES, JOBS = {"kind": "Probe", "purgatory": ODD}, {"purgatory": "jobs"}
+DONE = PROBES | {"outcome": "completed"}
+COUNTED = [
+    ("operations", "operations_total", DONE | {"cause": "key"}, 1),
+    ("operations", "operations_total", DONE | {"cause": "first try"}, 1),
+    ("missed_triggers", "missed_triggers_total", PROBES, 0),
+    ("retries", "retries_total", PROBES, 0),
+    ("pending", "pending_operations", JOBS, 4),
+    ("pending", "pending_operations", {"purgatory": "relay"}, 3),
+    ("watches", "watches", JOBS, 8),
+    ("keys", "keys", {"purgatory": "versions"}, 1),
+    ("polls", "polls_total", {"ending": "deadline"}, 3),
+    *(
+        ("polls", "polls_total", {"ending": ending}, 0)
+        for ending in ("satisfied", "gone", "stopping", "refused")
+    ),
+    ("polls.open", "open_polls", {}, 0),
+    ("relay.connected", "relay_connected", {}, 1),
+    ("relay.epochs", "relay_epochs_total", {}, 1),
+]
+"""Names in OpenTelemetry and in Prometheus, labels, and values of what is `in_use`."""
+
+
 @on_asyncio
-async def test_both_parsers_read_what_was_counted(tmp_path):
-    def read(registry):
+async def test_all_that_was_counted_is_exported(tmp_path, reader, caplog):
+    async with in_use(tmp_path) as (meter, shown):
+        registry = registered(meter, **shown)
         text = generate_latest(registry).decode()
         openmetrics = generate_openmetrics(registry).decode()
-        assert "private" not in text and "secret" not in text
-        return samples(parse(text)), samples(parse_openmetrics(openmetrics))
-
-    odd, kind, done = ("purgatory", '"odd"\n\\name'), ("kind", "Probe"), ("outcome", "completed")
-    expected = {
-        ("purgatory_operations_total", ("cause", "key"), kind, done, odd): 1,
-        ("purgatory_operations_total", ("cause", "first try"), kind, done, odd): 1,
-        ("purgatory_wait_seconds_count", kind, done, odd): 1,
-        ("purgatory_wait_seconds_bucket", kind, ("le", "+Inf"), done, odd): 1,
-        ("purgatory_pending_operations", ("purgatory", "jobs")): 4,
-        ("purgatory_pending_operations", ("purgatory", "relay")): 3,
-        ("purgatory_watches", ("purgatory", "jobs")): 8,
-        ("purgatory_keys", ("purgatory", "versions")): 1,
-        ("purgatory_polls_total", ("ending", "deadline")): 3,
-        ("purgatory_open_polls_limit",): inf,
-        ("purgatory_open_polls",): 0,
-        ("purgatory_relay_connected",): 1,
-    }
-    for ending in ("satisfied", "gone", "stopping", "refused"):
-        expected["purgatory_polls_total", ("ending", ending)] = 0
-    for values in await scraped(tmp_path, read):
-        assert {name: values.get(name) for name in expected} == expected
+        observe(meter, **shown, meter_provider=reader.provider)
+        exported = numbers(reader)
+    assert "private" not in text + str(exported) and "secret" not in text + str(exported)
+    ours, theirs = {}, {}
+    for name, in_prometheus, labels, value in COUNTED:
+        labels = sorted(labels.items())
+        ours[f"purgatory.{name}", *labels] = value
+        theirs[f"purgatory_{in_prometheus}", *labels] = value
+    assert {name: exported.get(name) for name in ours} == ours
+    done = sorted(DONE.items())
+    waits = [value for name, value in exported.items() if name[0] == "purgatory.wait.operations"]
+    assert sum(waits) == 1
+    assert 0 < exported["purgatory.wait.duration", *done] < 50
+    assert ("purgatory.polls.limit",) not in exported and caplog.text == ""  # there is none
+    theirs["purgatory_open_polls_limit",] = inf
+    theirs["purgatory_wait_seconds_count", *done] = 1
+    theirs["purgatory_wait_seconds_bucket", *sorted([*done, ("le", "+Inf")])] = 1
+    for values in samples(parse(text)), samples(parse_openmetrics(openmetrics)):
+        assert {name: values.get(name) for name in theirs} == theirs
 
 
 @on_asyncio
 async def test_the_names_follow_the_rules_of_promtool(tmp_path):
     """The rules of `promtool check metrics`, for our metrics. That buckets add up is checked by the
     parser of OpenMetrics."""
-    families = await scraped(
-        tmp_path, lambda registry: [*parse(generate_latest(registry).decode())]
-    )
+    async with in_use(tmp_path) as (meter, shown):
+        families = [*parse(generate_latest(registered(meter, **shown)).decode())]
     assert len({family.name for family in families}) == len(families) >= 18
     for family in families:
         name, type_ = family.name, family.type
@@ -195,8 +242,24 @@ async def test_a_sum_over_operations_counts_no_poll_twice():
     assert total.items() >= (counts | {"open_polls_limit": 7}).items()
 
 
+@on_virtual_time
+async def test_lateness_is_exported_by_bucket(reader):
+    meter = Meter()
+    async with Purgatory("jobs", observer=meter) as jobs:
+        with pytest.raises(TypeError, match="meter must be a Meter"):
+            observe(None, meter_provider=reader.provider)
+        observe(meter, meter_provider=reader.provider)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^observe was called before .* one call$"):
+                observe(Meter(), meter_provider=reader.provider)
+        jobs.try_complete_else_watch(Probe(5), ["key"])
+        await asyncio.sleep(6)
+    found = numbers(reader).items()
+    assert sum(value for (name, *_), value in found if name == "purgatory.lateness.operations") == 1
+
+
 @on_asyncio
-async def test_names_with_surrogates_break_no_scrape():
+async def test_names_with_surrogates_break_no_export(reader):
     meter, stream = Meter(), StreamMeter("s\udfff")
     name, escaped = "a\ud800b", "a\\ud800b"
     async with (
@@ -208,8 +271,9 @@ async def test_names_with_surrogates_break_no_scrape():
         purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
         purgatory.try_complete_else_watch(Probe(5), ["key"])
         versions.advance("key", 1)
-        for text in (generate_latest(registry), generate_openmetrics(registry)):
-            assert text.decode()
+        assert generate_openmetrics(registry).decode()
+        observe(meter, purgatories=purgatory, meter_provider=reader.provider)
+        exported = reader.get_metrics_data().to_json()
         values = samples(parse(generate_latest(registry).decode()))
     label = ("purgatory", escaped)
     outcome = ("cause", "first try"), ("kind", "Probe"), ("outcome", "completed"), label
@@ -217,3 +281,4 @@ async def test_names_with_surrogates_break_no_scrape():
     assert values["purgatory_pending_operations", label] == 1
     assert values["purgatory_keys", label] == 2
     assert values["purgatory_stream_running", ("stream", "s\\udfff")] == 1
+    assert f'"purgatory": "{escaped}"'.replace("\\", "\\\\") in exported and "ud800b" in exported
