@@ -1,7 +1,7 @@
 """Helpers for the tests of every folder.
 
-`Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has
-tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `iterations` lets
+`Probe` is the operation that most tests use; `watch_all` has many of them wait, `live` has them end
+at random, `start_waits` has tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `iterations` lets
 the loop run, `raiser` makes hooks that fail. `counts` reads statistics, `Listener` observes,
 `Spy` counts the calls of a loop's methods, `Pulse` the steps in each iteration of it, `profiled`
 all calls. `collector` switches garbage collection. `in_thread` calls a function in another thread.
@@ -11,6 +11,7 @@ all calls. `collector` switches garbage collection. `in_thread` calls a function
 import asyncio
 import gc
 import os
+import random
 import sys
 import threading
 from collections import Counter
@@ -74,6 +75,10 @@ class Probe(DelayedOperation[Any]):
         return [hook for name, hook in self.log if name is self.name]
 
 
+class OtherProbe(Probe):
+    """An operation of another kind."""
+
+
 class Listener:
     """An observer that records its notifications."""
 
@@ -91,6 +96,27 @@ class Listener:
     def ended_ids(self) -> list[int]:
         """`id` of each operation that has ended, in order."""
         return [ended.operation_id for ended in self.ended]
+
+
+async def live(purgatory: Purgatory[Any], rng: random.Random, number: int) -> None:
+    """Has operations of two kinds wait for some keys, and end in all ways."""
+    waiting: list[Probe] = []
+    for _ in range(number):
+        timeout = rng.choice([0, 0.5, 5, 50, None])
+        operation = rng.choice([Probe, OtherProbe])(timeout, ready=rng.random() < 0.1)
+        if rng.random() < 0.1:
+            operation.completing = lambda _: purgatory.check_and_complete(rng.randrange(5))
+        if not purgatory.try_complete_else_watch(
+            operation, rng.sample(range(5), rng.choice([1, 2]))
+        ):
+            waiting.append(operation)
+        for _ in range(2):
+            chosen = rng.choice(waiting[-10:] or [operation])
+            rng.choice([chosen.cancel, chosen.force_complete, *[lambda: None] * 3])()
+            chosen.ready = rng.random() < 0.5
+            chosen.trying = raiser(Broken()) if rng.random() < 0.03 else None
+        purgatory.check_and_complete(rng.randrange(5))
+        await asyncio.sleep(rng.choice([0, 0.01, 0.3, 3]))
 
 
 class Broken(Exception):

@@ -6,11 +6,12 @@ import errno
 import gc
 import hashlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,13 +23,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import Probe, raiser
+from helpers import Listener, Probe, live
 from loops import on_asyncio, on_virtual_time
 
-from purgatory import Purgatory
+from purgatory import Cause, OperationState, Purgatory
 from purgatory.journal import CHECKS, FOLDERS, Journal, _journal, _writer
 from purgatory.journal._writer import MAX_PLAIN_ROWS
 
+COMPLETED = OperationState.COMPLETED
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -65,110 +67,45 @@ def after(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def summary(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["outcome"], row["attempts"], row["ended_by"], row["missed_trigger"])
+class Keeper(Listener):
+    """An observer that sums the checks of each key in each second up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: defaultdict[tuple[str, datetime], Counter[str]] = defaultdict(Counter)
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None:
+        second = after(asyncio.get_running_loop().time()).replace(microsecond=0)
+        self.sums[str(key), second].update(checks=1, tried=tried, completed=completed)
 
 
 @on_virtual_time
-async def test_each_row_says_what_became_of_an_operation(tmp_path, at_noon):
-    async with Journal(tmp_path) as journal, Purgatory("letters", observer=journal) as purgatory:
-        first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
-        purgatory.try_complete_else_watch(first, ["a", "b"])
-        purgatory.try_complete_else_watch(second, [7])
-        await asyncio.sleep(1.5)
-        purgatory.check_and_complete("a")
-        first.ready = True
-        await asyncio.sleep(1.0)
-        purgatory.check_and_complete("b")
-        await asyncio.sleep(30.0)
+@pytest.mark.parametrize("seed", range(3))
+async def test_rows_are_what_observers_hear(tmp_path, at_noon, reports, seed):
+    keeper = Keeper()
+    async with (
+        Journal(tmp_path) as journal,
+        Purgatory("letters", observer=[journal, keeper]) as purgatory,
+    ):
+        await live(purgatory, random.Random(seed), 300)
 
-    one, two = read(tmp_path)
     names = {"run_id": journal.run_id, "purgatory": "letters"}
-    assert one == names | {
-        "kind": "Probe", "operation_id": 0, "keys": ["a", "b"], "started_at": START,
-        "ended_at": after(2.5), "timeout_s": 30.0, "outcome": "completed", "attempts": 3,
-        "ended_by": "b", "missed_trigger": False,
-    }  # fmt: skip
-    assert two == one | {
-        "operation_id": 1, "keys": ["7"], "ended_at": after(20.0), "timeout_s": 20.0,
-        "outcome": "expired", "attempts": 2, "ended_by": None,
-    }  # fmt: skip
-    names |= {"checks": 1, "tried": 1, "part": 1}
-    assert sorted(read(tmp_path, "checks"), key=lambda row: row["key"]) == [
-        names | {"key": "a", "second": after(1), "completed": 0},
-        names | {"key": "b", "second": after(2), "completed": 1},
-    ]
-
-
-WAYS_TO_END = {
-    "at once": ("completed", 1, None, False),
-    "expired at once": ("expired", 1, None, False),
-    "its first try raises": ("cancelled", 1, None, False),
-    "check": ("completed", 2, "key", False),
-    "check among others": ("completed", 2, "key", False),
-    "the third check": ("completed", 4, "key", False),
-    "a check whose try raises": ("cancelled", 2, None, False),
-    "from outside": ("completed", 1, None, False),
-    "cancel": ("cancelled", 1, None, False),
-    "deadline": ("expired", 2, None, False),
-    "missed": ("completed", 2, None, True),
-    "its last try raises": ("cancelled", 2, None, False),
-    "close": ("cancelled", 1, None, False),
-}
-
-
-TIMED = ("deadline", "missed", "its last try raises")
-
-
-@on_virtual_time
-@pytest.mark.parametrize(
-    ("keys", "timeout", "way"),
-    [
-        *((["key"], {"timeout": 5.0}, way) for way in WAYS_TO_END),
-        *((["other", "key"], {"deadline": 5.0}, way) for way in WAYS_TO_END),
-        *((["key"], {}, way) for way in WAYS_TO_END if way not in TIMED),
-    ],
-)
-async def test_however_an_operation_ends_its_row_says_so(
-    reports, tmp_path, at_noon, way, keys, timeout
-):
-    times_out = way in TIMED
-    if way == "expired at once":
-        timeout = {"timeout": -1.0}
-
-    async with journaled(tmp_path) as (_, purgatory):
-        operation = Probe(**timeout)
-        others = [Probe() for _ in range(3)] if way == "check among others" else []
-        for other in others[:2]:
-            purgatory.try_complete_else_watch(other, ["key"])
-        operation.ready = way == "at once"
-        operation.trying = raiser(ValueError()) if way == "its first try raises" else None
-        purgatory.try_complete_else_watch(operation, keys)
-        for other in others[2:]:
-            purgatory.try_complete_else_watch(other, ["key"])
-        await asyncio.sleep(0 if operation.is_completed else 1.0)
-        if way == "the third check":
-            purgatory.check_and_complete("key")
-            purgatory.check_and_complete(keys[0])
-        operation.ready = way != "deadline"
-        if "try raises" in way:
-            operation.trying = raiser(ValueError())
-        if "check" in way:
-            purgatory.check_and_complete("key")
-        elif way == "from outside":
-            operation.force_complete()
-        elif way == "cancel":
-            operation.cancel()
-        elif times_out:
-            await asyncio.sleep(10.0)
-
-    rows = (row for row in read(tmp_path) if row["keys"] == keys)
-    row = next(row for row in rows if row["outcome"] == WAYS_TO_END[way][0])
-    assert summary(row) == WAYS_TO_END[way]
-    waited = 0.0 if "at once" in way or "first" in way else 5.0 if times_out else 1.0
-    assert (row["started_at"], row["ended_at"]) == (START, after(waited))
-    timeout_s = 0.0 if way == "expired at once" else 5.0 if timeout else None
-    assert row["timeout_s"] == timeout_s
+    assert read(tmp_path) == [
+        names | {
+            "kind": each.kind, "operation_id": number, "keys": [str(key) for key in each.keys],
+            "started_at": after(each.started_at), "ended_at": after(each.ended_at),
+            "timeout_s": each.timeout, "outcome": each.state.value, "missed_trigger": each.missed_trigger,
+            "attempts": each.failed_tries + (each.state is COMPLETED and each.cause is not Cause.FORCED),
+            "ended_by": str(each.key) if each.cause is Cause.KEY else None,
+        }
+        for number, each in enumerate(keeper.ended)
+    ]  # fmt: skip
+    sums: dict[tuple[str, datetime], Counter[str]] = defaultdict(Counter)
+    for row in read(tmp_path, "checks"):
+        assert row.items() >= names.items()
+        counts = {name: row[name] for name in ("checks", "tried", "completed")}
+        sums[row["key"], row["second"]].update(counts)
+    assert sums == keeper.sums
 
 
 @on_virtual_time
@@ -184,38 +121,6 @@ async def test_start_is_known_with_a_huge_timeout(tmp_path, at_noon, timeout, st
     [row] = read(tmp_path)
     assert row["ended_at"] - row["started_at"] == timedelta(seconds=0.5)
     assert row["timeout_s"] == (None if timeout in (None, inf) else timeout)
-
-
-@on_virtual_time
-async def test_checks_are_summed_by_key_and_second(tmp_path, at_noon):
-    async with journaled(tmp_path) as (_, purgatory):
-        for second in range(2):
-            last, alone, *crowd = (Probe() for _ in range(5))
-            alone.completing = lambda _: purgatory.check_and_complete("nested")
-            purgatory.try_complete_else_watch(last, ["nested"])
-            purgatory.try_complete_else_watch(alone, ["alone"])
-            for operation in crowd:
-                purgatory.try_complete_else_watch(operation, ["crowd"])
-            purgatory.check_and_complete("nobody")
-            purgatory.check_and_complete("alone")
-            purgatory.check_and_complete("crowd")
-            await asyncio.sleep(0.5)
-            alone.ready = crowd[0].ready = last.ready = True
-            purgatory.check_and_complete("alone")
-            purgatory.check_and_complete("crowd")
-            for operation in crowd:
-                operation.cancel()
-            await asyncio.sleep(0.5 + second)
-
-    rows = sorted(
-        (row["key"], row["second"], row["checks"], row["tried"], row["completed"])
-        for row in read(tmp_path, "checks")
-    )
-    assert rows == [
-        (key, after(second), checks, tried, 1)
-        for key, checks, tried in (("alone", 2, 2), ("crowd", 2, 6), ("nested", 1, 1))
-        for second in range(2)
-    ]
 
 
 @on_virtual_time
@@ -471,7 +376,7 @@ def test_import_without_pyarrow_names_the_extra(program):
 
 FORKING = """
 import asyncio, os, sys
-from purgatory import Purgatory
+from purgatory import Cause, OperationState, Purgatory
 from purgatory.journal import Journal
 
 async def end(count):

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from math import inf
 
 import pytest
-from helpers import Listener, Probe
+from helpers import Listener, Probe, live
 from loops import on_virtual_time
 
 from purgatory import Cause, OperationState, Purgatory
@@ -19,32 +19,9 @@ from purgatory.metrics._snapshot import LATENESS_BOUNDS, WAIT_BOUNDS
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
 
-class Other(Probe):
-    pass
-
-
-async def live(purgatory, rng, number):
-    """Operations of two kinds on some keys, which end in all ways."""
-    waiting = []
-    for _ in range(number):
-        operation = rng.choice([Probe, Other])(
-            rng.choice([0, 0.5, 5, 50, None]), ready=rng.random() < 0.1
-        )
-        if not purgatory.try_complete_else_watch(operation, [rng.randrange(5)]):
-            waiting.append(operation)
-        for _ in range(2):
-            chosen = rng.choice(waiting[-10:] or [operation])
-            rng.choice(
-                [chosen.cancel, chosen.force_complete, lambda: None, lambda: None, lambda: None]
-            )()
-            chosen.ready = rng.random() < 0.5
-        purgatory.check_and_complete(rng.randrange(5))
-        await asyncio.sleep(rng.choice([0, 0.01, 0.3, 3]))
-
-
 @on_virtual_time
 @pytest.mark.parametrize("seed", range(3))
-async def test_it_counts_what_the_events_say(seed):
+async def test_it_counts_what_the_events_say(seed, reports):
     meter, keeper = Meter(), Listener()
     async with (
         Purgatory("orders", observer=[meter, keeper]) as orders,
@@ -55,7 +32,7 @@ async def test_it_counts_what_the_events_say(seed):
         )
     kinds = meter.snapshot()
     assert [(kind.purgatory, kind.kind) for kind in kinds] == [
-        (purgatory, kind) for purgatory in ("jobs", "orders") for kind in ("Other", "Probe")
+        (purgatory, kind) for purgatory in ("jobs", "orders") for kind in ("OtherProbe", "Probe")
     ]
     assert sum(kind.missed_triggers for kind in kinds) > 0 < sum(kind.retries for kind in kinds)
     by_kind = defaultdict(list)
