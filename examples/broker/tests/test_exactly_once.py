@@ -22,12 +22,7 @@ from requirements import unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PROGRAMS = [
-    "transform_by_aiokafka.py",
-    "transform_by_confluent_kafka.py",
-    "Transform.java",
-    "transform.go",
-]
+PROGRAMS = ["by_aiokafka.py", "by_confluent_kafka.py", "ByJava.java", "transform.go"]
 COUNT = 4000  # records
 KILLS = ["program"] * 5 + ["broker"] * 3
 MAX_TRANSACTIONS = 30  # from one kill to the next
@@ -85,16 +80,16 @@ class Worker:
 
     def wait_for_transaction(self) -> None:
         """Until the program begins the next one."""
-        while not (line := self.process.stdout.readline()):  # type: ignore[union-attr]
-            self.process.wait()
-            self.restart_if_failed()
-        assert line == "transaction\n"
+        while (line := self.process.stdout.readline()) != "transaction\n":  # type: ignore[union-attr]
+            if not line:
+                self.process.wait()
+                self.restart_if_failed()
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_killed_transformations_write_each_record_once(tmp_path: Path, name: str) -> None:
     try:
-        words = command(name)
+        words = command(f"matrix/{name}")
     except Unavailable as error:
         unavailable(str(error))
     choose = random.Random(7)
@@ -107,7 +102,7 @@ def test_killed_transformations_write_each_record_once(tmp_path: Path, name: str
             producer.produce("in", str(number).encode(), partition=number % 2)
         assert producer.flush(TIMEOUT) == 0
         producer.list_topics("out", TIMEOUT)
-        with Worker([*words, address]) as worker:
+        with Worker([*words, address, "transform"]) as worker:
             for victim in choose.sample(KILLS, len(KILLS)):
                 for _ in range(choose.randint(1, MAX_TRANSACTIONS)):
                     worker.wait_for_transaction()

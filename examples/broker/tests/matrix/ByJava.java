@@ -6,81 +6,83 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
-import org.apache.kafka.clients.admin.Admin;
-import org.apache.kafka.clients.admin.AlterConfigOp;
-import org.apache.kafka.clients.admin.ConfigEntry;
-import org.apache.kafka.clients.admin.NewPartitions;
-import org.apache.kafka.clients.admin.NewTopic;
-import org.apache.kafka.clients.admin.RecordsToDelete;
-import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
-import org.apache.kafka.clients.consumer.ConsumerRecord;
-import org.apache.kafka.clients.consumer.KafkaConsumer;
-import org.apache.kafka.clients.consumer.OffsetAndMetadata;
-import org.apache.kafka.clients.producer.KafkaProducer;
-import org.apache.kafka.clients.producer.ProducerRecord;
-import org.apache.kafka.clients.producer.RecordMetadata;
+import java.util.stream.IntStream;
+import org.apache.kafka.clients.admin.*;
+import org.apache.kafka.clients.consumer.*;
+import org.apache.kafka.clients.producer.*;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
+import org.apache.kafka.common.errors.AuthorizationException;
+import org.apache.kafka.common.errors.OutOfOrderSequenceException;
+import org.apache.kafka.common.errors.ProducerFencedException;
 
 /** Java's client, feature by feature: java ByJava.java ADDRESS FEATURE. See features.py. */
 public class ByJava {
     static final long TIMEOUT = 30_000_000_000L;
     static final long START = 1_700_000_000_000L;
-    static final List<String> VALUES = new ArrayList<>();
-    static final Map<String, Work> FEATURES = new HashMap<>();
+    static final List<String> VALUES = IntStream.range(0, 50).mapToObj(number -> (number + " ").repeat(20)).toList();
     static String address;
-
-    interface Work {
-        void run() throws Exception;
-    }
 
     interface WithAdmin {
         void run(Admin admin) throws Exception;
     }
 
     public static void main(String[] arguments) {
-        for (int number = 0; number < 50; number++) {
-            VALUES.add((number + " ").repeat(20));
-        }
         address = arguments[0];
-        FEATURES.put("acks", () -> roundTrip("acks"));
-        for (String codec : List.of("gzip", "snappy", "lz4", "zstd")) {
-            FEATURES.put(codec, () -> roundTrip(codec, "compression.type", codec));
-        }
-        FEATURES.put("headers", ByJava::headers);
-        FEATURES.put("commit", ByJava::commit);
-        FEATURES.put("group", ByJava::group);
-        FEATURES.put("static", ByJava::staticMember);
-        FEATURES.put("times", ByJava::times);
-        FEATURES.put("idempotence", () -> roundTrip("idempotence", "enable.idempotence", "true"));
-        FEATURES.put("transactions", ByJava::transactions);
-        FEATURES.put("topics", ByJava::topics);
-        FEATURES.put("configs", ByJava::configs);
-        FEATURES.put("delete-records", ByJava::deleteRecords);
-        FEATURES.put("delete-offsets", ByJava::deleteOffsets);
-        FEATURES.put("new-group", ByJava::newGroup);
-        FEATURES.put("tls", () -> secured("security.protocol", "SSL"));
-        String login = "org.apache.kafka.common.security.plain.PlainLoginModule required username=\"me\" password=\"secret\";";
-        FEATURES.put("sasl", () -> secured(
-            "security.protocol", "SASL_PLAINTEXT", "sasl.mechanism", "PLAIN", "sasl.jaas.config", login));
         int status = 0;
         try {
-            if (!FEATURES.containsKey(arguments[1])) {
-                System.out.println("NotOffered: " + arguments[1]);
-                System.exit(1);
-            }
-            FEATURES.get(arguments[1]).run();
+            run(arguments[1]);
         } catch (Exception error) {
             Throwable shown = error instanceof ExecutionException ? error.getCause() : error;
             System.out.println(shown.getClass().getSimpleName() + ": " + shown.getMessage());
             status = 1;
         }
         System.exit(status);
+    }
+
+    static void run(String feature) throws Exception {
+        String login = "org.apache.kafka.common.security.plain.PlainLoginModule required username=\"me\" password=\"secret\";";
+        TopicPartition place = new TopicPartition(feature, 0);
+        switch (feature) {
+            case "acks" -> roundTrip(feature);
+            case "gzip", "snappy", "lz4", "zstd" -> roundTrip(feature, "compression.type", feature);
+            case "idempotence" -> roundTrip(feature, "enable.idempotence", "true");
+            case "headers" -> headers();
+            case "commit" -> commit();
+            case "group" -> group();
+            case "static" -> staticMember();
+            case "times" -> times(place);
+            case "transactions" -> transactions(place);
+            case "topics" -> admin(ByJava::topics);
+            case "configs" -> admin(ByJava::configs);
+            case "delete-records" -> {
+                produce(feature);
+                Map<TopicPartition, RecordsToDelete> before = Map.of(place, RecordsToDelete.beforeOffset(20));
+                admin(admin -> expect(admin.deleteRecords(before).lowWatermarks().get(place).get().lowWatermark(), 20L));
+            }
+            case "delete-offsets" -> admin(admin -> {
+                admin.alterConsumerGroupOffsets(feature, Map.of(place, new OffsetAndMetadata(7))).all().get();
+                expect(offset(admin, place), 7L);
+                admin.deleteConsumerGroupOffsets(feature, Set.of(place)).all().get();
+                expect(offset(admin, place), null);
+            });
+            case "new-group" -> {
+                produce(feature);
+                try (KafkaConsumer<String, String> consumer = consumer(feature, "group.protocol", "consumer")) {
+                    consumer.subscribe(List.of(feature));
+                    take(consumer, VALUES.size());
+                }
+            }
+            case "tls" -> secured("security.protocol", "SSL");
+            case "sasl" -> secured("security.protocol", "SASL_PLAINTEXT", "sasl.mechanism", "PLAIN", "sasl.jaas.config", login);
+            case "transform" -> transform();
+            default -> throw new IllegalArgumentException(feature);
+        }
     }
 
     static void expect(Object found, Object expected) {
@@ -99,19 +101,13 @@ public class ByJava {
         }
     }
 
-    static Properties properties(String... more) {
-        Properties properties = new Properties();
-        properties.put("bootstrap.servers", address);
-        properties.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
-        properties.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
-        properties.put("key.deserializer", "org.apache.kafka.common.serialization.StringDeserializer");
-        properties.put("value.deserializer", "org.apache.kafka.common.serialization.StringDeserializer");
-        properties.put("auto.offset.reset", "earliest");
-        properties.put("enable.auto.commit", "false");
-        properties.put("acks", "all");
-        properties.put("linger.ms", "20");
-        properties.put("max.poll.records", "25");
-        properties.put("metadata.max.age.ms", "500");
+    static Map<String, Object> properties(String... more) {
+        Map<String, Object> properties = new HashMap<>(Map.of("bootstrap.servers", address, "auto.offset.reset", "earliest",
+            "enable.auto.commit", "false", "acks", "all", "linger.ms", "20", "max.poll.records", "25", "metadata.max.age.ms", "500"));
+        for (String part : List.of("key", "value")) {
+            properties.put(part + ".serializer", "org.apache.kafka.common.serialization.StringSerializer");
+            properties.put(part + ".deserializer", "org.apache.kafka.common.serialization.StringDeserializer");
+        }
         for (int index = 0; index < more.length; index += 2) {
             properties.put(more[index], more[index + 1]);
         }
@@ -119,7 +115,7 @@ public class ByJava {
     }
 
     static KafkaConsumer<String, String> consumer(String group, String... more) {
-        Properties properties = properties(more);
+        Map<String, Object> properties = properties(more);
         properties.put("group.id", group);
         if (!"consumer".equals(properties.get("group.protocol"))) {
             properties.put("heartbeat.interval.ms", "300");
@@ -131,13 +127,6 @@ public class ByJava {
         try (Admin admin = Admin.create(properties())) {
             work.run(admin);
         }
-    }
-
-    static void create(String topic, int partitions) throws Exception {
-        admin(admin -> {
-            admin.createTopics(List.of(new NewTopic(topic, partitions, (short) 1))).all().get();
-            until(() -> admin.listTopics().names().get().contains(topic));
-        });
     }
 
     static void produce(String topic, String... more) throws Exception {
@@ -200,18 +189,11 @@ public class ByJava {
     }
 
     static boolean share(List<KafkaConsumer<String, String>> members, int each) {
-        boolean isSo = true;
-        for (KafkaConsumer<String, String> member : members) {
-            member.poll(Duration.ofMillis(50));
-        }
-        for (KafkaConsumer<String, String> member : members) {
-            isSo &= member.assignment().size() == each;
-        }
-        return isSo;
+        members.forEach(member -> member.poll(Duration.ofMillis(50)));
+        return members.stream().allMatch(member -> member.assignment().size() == each);
     }
 
     static void group() throws Exception {
-        create("group", 4);
         KafkaConsumer<String, String> first = consumer("group");
         KafkaConsumer<String, String> second = consumer("group");
         first.subscribe(List.of("group"));
@@ -224,7 +206,6 @@ public class ByJava {
     }
 
     static void staticMember() throws Exception {
-        create("static", 2);
         int[] rebalances = {0};
         KafkaConsumer<String, String> one = consumer("static", "group.instance.id", "one");
         KafkaConsumer<String, String> two = consumer("static", "group.instance.id", "two");
@@ -252,9 +233,8 @@ public class ByJava {
         again.close();
     }
 
-    static void times() throws Exception {
+    static void times(TopicPartition place) throws Exception {
         produce("times");
-        TopicPartition place = new TopicPartition("times", 0);
         List<Long> found = new ArrayList<>();
         try (KafkaConsumer<String, String> consumer = consumer("times")) {
             for (long at : new long[] {0, 1500, 49_000}) {
@@ -264,8 +244,7 @@ public class ByJava {
         expect(found, List.of(0L, 2L, 49L));
     }
 
-    static void transactions() throws Exception {
-        TopicPartition place = new TopicPartition("transactions", 0);
+    static void transactions(TopicPartition place) throws Exception {
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(properties("transactional.id", "java"));
                 KafkaConsumer<String, String> consumer = consumer("transactions")) {
             producer.initTransactions();
@@ -284,45 +263,21 @@ public class ByJava {
         }
     }
 
-    static void topics() throws Exception {
-        create("topics", 2);
-        admin(admin -> {
-            admin.createPartitions(Map.of("topics", NewPartitions.increaseTo(3))).all().get();
-            until(() -> admin.describeTopics(List.of("topics")).allTopicNames().get().get("topics").partitions().size() == 3);
-            admin.deleteTopics(List.of("topics")).all().get();
-            until(() -> !admin.listTopics().names().get().contains("topics"));
-        });
+    static void topics(Admin admin) throws Exception {
+        admin.createTopics(List.of(new NewTopic("topics", 2, (short) 1))).all().get();
+        until(() -> admin.listTopics().names().get().contains("topics"));
+        admin.createPartitions(Map.of("topics", NewPartitions.increaseTo(3))).all().get();
+        until(() -> admin.describeTopics(List.of("topics")).allTopicNames().get().get("topics").partitions().size() == 3);
+        admin.deleteTopics(List.of("topics")).all().get();
+        until(() -> !admin.listTopics().names().get().contains("topics"));
     }
 
-    static void configs() throws Exception {
-        create("configs", 1);
+    static void configs(Admin admin) throws Exception {
         ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, "configs");
         AlterConfigOp operation = new AlterConfigOp(new ConfigEntry("retention.ms", "5000"), AlterConfigOp.OpType.SET);
-        admin(admin -> {
-            admin.incrementalAlterConfigs(Map.of(resource, List.of(operation))).all().get();
-            until(() -> admin.describeConfigs(List.of(resource)).all().get()
-                .get(resource).get("retention.ms").value().equals("5000"));
-        });
-    }
-
-    static void deleteRecords() throws Exception {
-        produce("delete-records");
-        TopicPartition place = new TopicPartition("delete-records", 0);
-        admin(admin -> expect(
-            admin.deleteRecords(Map.of(place, RecordsToDelete.beforeOffset(20)))
-                .lowWatermarks().get(place).get().lowWatermark(),
-            20L));
-    }
-
-    static void deleteOffsets() throws Exception {
-        create("delete-offsets", 1);
-        TopicPartition place = new TopicPartition("delete-offsets", 0);
-        admin(admin -> {
-            admin.alterConsumerGroupOffsets("delete-offsets", Map.of(place, new OffsetAndMetadata(7))).all().get();
-            expect(offset(admin, place), 7L);
-            admin.deleteConsumerGroupOffsets("delete-offsets", Set.of(place)).all().get();
-            expect(offset(admin, place), null);
-        });
+        admin.incrementalAlterConfigs(Map.of(resource, List.of(operation))).all().get();
+        until(() -> admin.describeConfigs(List.of(resource)).all().get()
+            .get(resource).get("retention.ms").value().equals("5000"));
     }
 
     static Long offset(Admin admin, TopicPartition place) throws Exception {
@@ -331,20 +286,56 @@ public class ByJava {
         return found == null ? null : found.offset();
     }
 
-    static void newGroup() throws Exception {
-        produce("new-group");
-        try (KafkaConsumer<String, String> consumer = consumer("new-group", "group.protocol", "consumer")) {
-            consumer.subscribe(List.of("new-group"));
-            take(consumer, VALUES.size());
-        }
-    }
-
     static void secured(String... more) throws Exception {
-        Properties properties = properties(more);
+        Map<String, Object> properties = properties(more);
         properties.put("default.api.timeout.ms", "8000");
         properties.put("request.timeout.ms", "8000");
         try (Admin admin = Admin.create(properties)) {
             admin.describeCluster().nodes().get();
+        }
+    }
+
+    static void transform() {
+        Map<String, Object> reading = properties("group.id", "transform", "isolation.level", "read_committed", "max.poll.records", "10",
+            "session.timeout.ms", "2000", "heartbeat.interval.ms", "300", "reconnect.backoff.max.ms", "200");
+        Map<String, Object> writing = properties("transactional.id", "transform", "reconnect.backoff.max.ms", "200", "linger.ms", "0");
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(writing);
+                KafkaConsumer<String, String> consumer = new KafkaConsumer<>(reading)) {
+            producer.initTransactions();
+            consumer.subscribe(List.of("in"));
+            while (true) {
+                ConsumerRecords<String, String> records = consumer.poll(Duration.ofMillis(100));
+                if (!records.isEmpty()) {
+                    System.out.println("transaction");
+                    transform(records, producer, consumer);
+                }
+            }
+        }
+    }
+
+    static void transform(
+        ConsumerRecords<String, String> records, KafkaProducer<String, String> producer, KafkaConsumer<String, String> consumer) {
+        try {
+            producer.beginTransaction();
+            Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+            for (ConsumerRecord<String, String> record : records) {
+                producer.send(new ProducerRecord<>("out", Integer.parseInt(record.value()) % 2, null, record.value()));
+                offsets.put(new TopicPartition("in", record.partition()), new OffsetAndMetadata(record.offset() + 1));
+            }
+            producer.flush();
+            producer.sendOffsetsToTransaction(offsets, consumer.groupMetadata());
+            producer.commitTransaction();
+        } catch (ProducerFencedException | OutOfOrderSequenceException | AuthorizationException error) {
+            throw error;
+        } catch (KafkaException error) {
+            System.err.println("aborted: " + error);
+            producer.abortTransaction();
+            Set<TopicPartition> assigned = consumer.assignment();
+            Map<TopicPartition, OffsetAndMetadata> committed = consumer.committed(assigned);
+            for (TopicPartition partition : assigned) {
+                OffsetAndMetadata offset = committed.get(partition);
+                consumer.seek(partition, offset == null ? 0 : offset.offset());
+            }
         }
     }
 }

@@ -1,13 +1,13 @@
-"""aiokafka, feature by feature."""
+"""aiokafka, feature by feature, except for administration."""
 
 import asyncio
 import ssl
+import sys
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
 from features import RECORDS, REFUSAL_TIMEOUT, TIMEOUT, Client, Member, run
 
 T = TypeVar("T")
@@ -24,44 +24,6 @@ class ByAiokafka(Client):
                 return await work
 
         return self.runner.run(limited())
-
-    def admin(self, method: str, *arguments: Any) -> Any:
-        async def call() -> Any:
-            one = AIOKafkaAdminClient(bootstrap_servers=self.address)
-            await one.start()
-            try:
-                return await getattr(one, method)(*arguments)
-            finally:
-                await one.close()
-
-        return self.do(call())
-
-    def create(self, topic: str, partitions: int) -> None:
-        self.admin("create_topics", [NewTopic(topic, partitions, 1)])
-
-    def add_partitions(self, topic: str, count: int) -> None:
-        self.admin("create_partitions", {topic: NewPartitions(count)})
-
-    def partitions(self, topic: str) -> int:
-        return len(self.admin("describe_topics", [topic])[0]["partitions"])
-
-    def delete(self, topic: str) -> None:
-        self.admin("delete_topics", [topic])
-
-    def topics(self) -> list[str]:
-        return [*self.admin("list_topics")]
-
-    def set_config(self, topic: str, name: str, value: str) -> None:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {name: value})
-        self.admin("alter_configs", [resource])
-
-    def config(self, topic: str, name: str) -> str:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {name: None})
-        return str(self.admin("describe_configs", [resource])[0].resources[0][4][0][1])
-
-    def delete_records(self, topic: str, before: int) -> int:
-        place = TopicPartition(topic, 0)
-        return int(self.admin("delete_records", {place: RecordsToDelete(before)})[place])
 
     def produce(self, topic: str, **options: Any) -> list[int]:
         return self.do(self._produce(topic, options))
@@ -97,6 +59,34 @@ class ByAiokafka(Client):
 
     def connect_by_tls(self) -> None:
         self.connect(security_protocol="SSL", ssl_context=ssl.create_default_context())
+
+    def transform(self) -> None:
+        self.runner.run(self._transform())
+
+    async def _transform(self) -> None:
+        common = {"bootstrap_servers": self.address, "retry_backoff_ms": 50}
+        timing = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300}
+        reading = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        producer = AIOKafkaProducer(transactional_id="transform", **common)
+        consumer = AIOKafkaConsumer("in", group_id="transform", **common, **timing, **reading)
+        # The producer first: it ends the transaction of its killed predecessor.
+        async with producer, consumer:
+            while True:
+                records = await consumer.getmany(max_records=10, timeout_ms=100)
+                if not records:
+                    continue
+                print("transaction", flush=True)
+                try:
+                    async with producer.transaction():
+                        for record in (record for found in records.values() for record in found):
+                            partition = int(record.value) % 2
+                            await producer.send("out", record.value, partition=partition)
+                        await producer.flush()
+                        offsets = {place: found[-1].offset + 1 for place, found in records.items()}
+                        await producer.send_offsets_to_transaction(offsets, "transform")
+                except KafkaError as error:
+                    print(f"aborted: {error!r}", file=sys.stderr)
+                    await consumer.seek_to_committed()
 
 
 class Joined(Member, ConsumerRebalanceListener):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
-from features import RECORDS, TIMEOUT, VALUES, Client, Member, expect, run, until
+from features import RECORDS, TIMEOUT, Client, Member, expect, run, until
 
 
 def dotted(options: dict[str, Any]) -> dict[str, Any]:
@@ -82,17 +82,45 @@ class ByConfluentKafka(Client):
     def member(self, topic: str, group: str | None = None, **options: Any) -> "Joined":
         return Joined(self, topic, group, **options)
 
-    def join_new_group(self, topic: str) -> None:
-        one = self.member(topic, topic, group_protocol="consumer")
-        one.take(len(VALUES))
-        one.close()
-
     def connect(self, **options: Any) -> None:
         """A producer that is refused: it keeps trying, and reports the reason to a callback."""
         errors: list[Any] = []
         producer = Producer(self.common | {"error_cb": errors.append} | dotted(options))
         until(lambda: producer.poll(0.1) > 0 or len(errors) > 0)
         raise KafkaException(errors[0])
+
+    def transform(self) -> None:
+        # librdkafka 2.16 hangs, with Kafka, too, if it begins from `bootstrap.servers` again in a
+        # transaction.
+        recovery = {"reconnect.backoff.max.ms": 200, "metadata.recovery.strategy": "none"}
+        common = self.common | recovery
+        timing = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}
+        reading = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+        consumer = Consumer(common | timing | reading | {"group.id": "transform"})
+        consumer.subscribe(["in"])
+        producer = Producer(common | {"transactional.id": "transform", "linger.ms": 0})
+        producer.init_transactions(TIMEOUT)
+        while True:
+            messages = consumer.consume(10, 0.1)
+            if not messages:
+                continue
+            print("transaction", flush=True)
+            producer.begin_transaction()
+            try:
+                for message in messages:
+                    producer.produce("out", message.value(), partition=int(message.value()) % 2)
+                producer.flush(TIMEOUT)
+                places = consumer.position(consumer.assignment())
+                group = consumer.consumer_group_metadata()
+                producer.send_offsets_to_transaction(places, group, TIMEOUT)
+                producer.commit_transaction(TIMEOUT)
+            except KafkaException as error:
+                if error.args[0].fatal() or not error.args[0].txn_requires_abort():
+                    raise
+                producer.abort_transaction(TIMEOUT)
+                for place in consumer.committed(consumer.assignment(), TIMEOUT):
+                    place.offset = max(0, place.offset)
+                    consumer.seek(place)
 
 
 class Joined(Member):

@@ -4,7 +4,8 @@ adapts. The programs in other languages follow them.
     python by_aiokafka.py ADDRESS FEATURE
 
 A program ends with 0 if its client behaves as expected. Otherwise it prints the error in its
-words, or `NotOffered`.
+words. Topics with several partitions are there before. Instead of a feature, `transform` is what
+`test_exactly_once` kills.
 """
 
 import logging
@@ -31,13 +32,8 @@ RECORDS: Final[list[dict[str, Any]]] = [
     }
     for number, value in enumerate(VALUES)
 ]
-"""`VALUES` as arguments of `send`, of aiokafka and of kafka-python; confluent-kafka says
-`timestamp`."""
+"""`VALUES` as arguments of aiokafka's `send`; confluent-kafka says `timestamp`."""
 CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
-
-
-class NotOffered(Exception):
-    """The client does not have this feature."""
 
 
 class Member:
@@ -53,7 +49,7 @@ class Member:
 
 
 class Client:
-    """A client and its administration. Options have kafka-python's names.
+    """A client and its administration. Options have aiokafka's names.
 
     `produce(topic, **options)` sends `VALUES` with headers and times, and returns their offsets;
     `transact(topic, group, *are_committed)` sends a record and an offset from 10 on in a transaction
@@ -74,14 +70,6 @@ class Client:
     def connect_by_sasl(self) -> None:
         login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
         self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
-
-    def commit_and_delete_offset(self, topic: str, group: str, offset: int) -> list[int | None]:
-        """Returns the committed offset before and after its deletion."""
-        raise NotOffered
-
-    def join_new_group(self, topic: str) -> None:
-        """Reads `VALUES` by the group protocol of KIP-848."""
-        raise NotOffered
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -135,7 +123,6 @@ def shares(*members: Any) -> list[int]:
 
 
 def group(client: Any) -> None:
-    client.create("group", 4)
     one = client.member("group", "group")
     until(lambda: shares(one) == [4])
     two = client.member("group", "group")
@@ -146,7 +133,6 @@ def group(client: Any) -> None:
 
 
 def static(client: Any) -> None:
-    client.create("static", 2)
     one = client.member("static", "static", group_instance_id="one")
     two = client.member("static", "static", group_instance_id="two")
     until(lambda: shares(one, two) == [1, 1])
@@ -184,7 +170,6 @@ def topics(client: Any) -> None:
 
 
 def configs(client: Any) -> None:
-    client.create("configs", 1)
     client.set_config("configs", "retention.ms", "5000")
     until(lambda: client.config("configs", "retention.ms") == "5000")
 
@@ -194,15 +179,9 @@ def delete_records(client: Any) -> None:
     expect(client.delete_records("delete-records", 20), 20)
 
 
-def delete_offsets(client: Any) -> None:
-    client.create("delete-offsets", 1)
-    found = client.commit_and_delete_offset("delete-offsets", "delete-offsets", 7)
-    expect(found, [7, None])
-
-
 def new_group(client: Any) -> None:
     client.produce("new-group")
-    client.join_new_group("new-group")
+    read(client, "new-group", len(VALUES), group="new-group", group_protocol="consumer")
 
 
 SCENARIOS: Final[dict[str, Callable[[Any], None]]] = {
@@ -218,10 +197,10 @@ SCENARIOS: Final[dict[str, Callable[[Any], None]]] = {
     "topics": topics,
     "configs": configs,
     "delete-records": delete_records,
-    "delete-offsets": delete_offsets,
     "new-group": new_group,
     "tls": lambda client: client.connect_by_tls(),
     "sasl": lambda client: client.connect_by_sasl(),
+    "transform": lambda client: client.transform(),
 }
 
 
