@@ -1,10 +1,10 @@
-"""Breaks random lines of the core, one at a time, and reports which test file notices.
+"""Breaks random lines of the core, one at a time, and reports whether the nearest tests notice.
 
     $ python tests/mutants.py --count 20 --seed 1
-    wheel.py:288         if self._budget > 0  ->  if False                       test_wheel.py
+    wheel.py:288         if self._budget > 0  ->  if False                       noticed
     wheel.py:81          ticks < MAX_TICK  ->  ticks <= MAX_TICK                 -
     ...
-    the nearest file notices 17 of 20
+    the nearest files notice 17 of 20
 
 A mutant is one change of the syntax tree: a comparison, `and` and `or`, a number or a boolean, a
 statement that is deleted, a branch that is never taken. The nearest file of `wheel.py` is
@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,16 +58,8 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A change of one module.
-
-    Attributes:
-        module: the name of its file, without `.py`.
-        line: line number of the change.
-        change: the old and the new text, in one line.
-        source: source of the whole changed module.
-    """
+class Mutant(NamedTuple):
+    """A change of one module: the line, the old and the new text, and the changed source."""
 
     module: str
     line: int
@@ -78,10 +70,9 @@ class Mutant:
 def mutants_of(source: str) -> list[tuple[int, int]]:
     """The mutants of a module, in the order of its lines: pairs of the numbers of a place and of
     its replacement."""
-    places = enumerate(_places(ast.parse(source)))
     return [
         (number, which)
-        for number, (*_, node) in places
+        for number, (*_, node) in enumerate(_places(ast.parse(source)))
         for which, _ in enumerate(_replacements(node))
     ]
 
@@ -166,112 +157,78 @@ def sample(core: Path, modules: Sequence[str], count: int, seed: int) -> list[Mu
 class Copy:
     """A copy of the tree in which mutants are tested."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.core = folder, folder / "purgatory" / "_core"
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "node_modules", "baselines")
         for name in ("purgatory", "tests"):
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "node_modules", "baselines")
-            shutil.copytree(root / name, folder / name, ignore=ignored)
-        shutil.copy(root / "pyproject.toml", folder)
-        self.core = folder / "purgatory" / "_core"
-        self.seconds: dict[str, float] = {}
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        own = {"PURGATORY_PURE": "1", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = os.environ | own
+        self.seconds: dict[tuple[str, ...], float] = {}
 
-    def nearest(self, module: str) -> list[str]:
-        """The test files of a module that exist."""
-        names = NEAREST.get(module, (f"test_{module}.py",))
-        return [name for name in names if (self.folder / "tests" / "core" / name).exists()]
-
-    def others(self, names: Sequence[str]) -> list[str]:
-        """The other test files of the folder."""
-        files = sorted((self.folder / "tests" / "core").glob("test_*.py"))
-        return [file.name for file in files if file.name not in names]
-
-    def passes(self, names: Sequence[str]) -> bool:
+    def passes(self, names: tuple[str, ...]) -> bool:
         """Whether the tests of these files pass, within three times the usual time."""
-        key = " ".join(names)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
         command += [f"tests/core/{name}" for name in names]
-        path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
+        limit = 10 + 3 * self.seconds[names] if names in self.seconds else None
+        options: Any = {"cwd": self.folder, "env": self.environment, "timeout": limit}
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         begin = time.monotonic()
         try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env={
-                    **os.environ,
-                    "PURGATORY_PURE": "1",
-                    "PYTHONPATH": path,
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                },
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=10 + 3 * self.seconds[key] if key in self.seconds else None,
-                check=False,
-            )
+            done = subprocess.run(command, check=False, **options)
         except subprocess.TimeoutExpired:
             return False
-        self.seconds.setdefault(key, time.monotonic() - begin)
+        self.seconds.setdefault(names, time.monotonic() - begin)
         return done.returncode == 0
 
-    def noticed_by(self, mutant: Mutant, in_folder: bool) -> str:
-        """The kind of file that notices a mutant: "nearest", "folder", or ""."""
+    def is_noticed(self, mutant: Mutant) -> bool:
+        """Whether the nearest files notice a mutant."""
         file = self.core / f"{mutant.module}.py"
         original = file.read_text()
-        nearest = self.nearest(mutant.module)
         file.write_text(mutant.source)
         try:
-            if nearest and not self.passes(nearest):
-                return "nearest"
-            return "folder" if in_folder and not self.passes(self.others(nearest)) else ""
+            return not self.passes(nearest(mutant.module))
         finally:
             file.write_text(original)
 
 
-def run(options: argparse.Namespace) -> tuple[int, int, int]:
-    """Tests the requested mutants. Returns the numbers of mutants noticed by the nearest file,
-    noticed by the folder, and tested."""
-    begin = time.monotonic()
-    noticed = {"nearest": 0, "folder": 0, "": 0}
+def nearest(module: str) -> tuple[str, ...]:
+    """The test files of a module."""
+    return NEAREST.get(module, (f"test_{module}.py",))
+
+
+def run(options: argparse.Namespace) -> tuple[int, int]:
+    """Tests the requested mutants. Returns how many were noticed, and how many were tested."""
+    begin, noticed = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Copy(options.tree, Path(folder))
+        copy = Copy(Path(folder))
         every = sorted(file.stem for file in copy.core.glob("*.py") if file.stem not in LEFT_OUT)
         modules = options.module or every
-        for names in {tuple(copy.nearest(module)): None for module in modules}:
-            if names and not copy.passes(names):
-                raise SystemExit(
-                    f"mutants: {' '.join(names)}: fails without a mutant, so it can notice none"
-                )
+        for names in dict.fromkeys(map(nearest, modules)):
+            if not copy.passes(names):
+                raise SystemExit(f"mutants: {' '.join(names)} fails without a mutant")
         for mutant in sample(copy.core, modules, options.count, options.seed):
             if time.monotonic() - begin > options.seconds:
                 print(f"stopped after {options.seconds} s")
                 break
-            by = copy.noticed_by(mutant, options.folder)
-            noticed[by] += 1
+            noticed.append(copy.is_noticed(mutant))
             where = f"{mutant.module}.py:{mutant.line}"
-            print(f"{where:24} {mutant.change:90} {by or '-'}", flush=True)
-    total = sum(noticed.values())
-    print(f"the nearest file notices {noticed['nearest']} of {total}", end="")
-    print(f", the folder {noticed['folder']} more" if options.folder else "")
-    return noticed["nearest"], noticed["folder"], total
+            print(f"{where:24} {mutant.change:90} {'noticed' if noticed[-1] else '-'}", flush=True)
+    print(f"the nearest files notice {sum(noticed)} of {len(noticed)}")
+    return sum(noticed), len(noticed)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description="Breaks random lines of the core and reports which tests notice."
-    )
-    made.add_argument("--count", type=int, default=20, help="mutants to test (default: 20)")
-    made.add_argument("--seed", type=int, default=1, help="seed of the random choice (default: 1)")
-    made.add_argument(
-        "--module", action="append", help="only mutants of this module of the core; may be repeated"
-    )
-    made.add_argument(
-        "--folder", action="store_true", help="ask all tests of the core about survivors, too"
-    )
-    made.add_argument(
-        "--seconds", type=float, default=1800.0, help="stop after so long (default: 1800)"
-    )
-    made.add_argument(
-        "--tree", type=Path, default=ROOT, help="the tree to test (default: this one)"
-    )
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    for name, default, text in (
+        ("--count", 20, "mutants to test"),
+        ("--seed", 1, "seed of the random choice"),
+        ("--seconds", 1800.0, "stop after so long"),
+    ):
+        made.add_argument(name, type=type(default), default=default, help=text)
+    made.add_argument("--module", action="append", help="of the core, alone; may be repeated")
     return made
 
 
