@@ -87,13 +87,11 @@ class Setting:
 
     Attributes:
         random: seeded anew for each row, so that a row does the same alone as among the others.
-        track: like `range`; with ``--against`` it waits before each round for the other side.
     """
 
     loop_name: LoopName
     random: random.Random
     quick: bool
-    track: Callable[[int], Iterable[int]] = range
 
     def size(self, full: int) -> int:
         """How many to take where a full run takes `full`."""
@@ -101,7 +99,7 @@ class Setting:
 
     def rounds(self, full: int = 200) -> Iterable[int]:
         """The rounds to measure, of which a full run does `full`."""
-        return self.track(3 if self.quick else full)
+        return range(3 if self.quick else full)
 
 
 # -- measuring
@@ -155,22 +153,13 @@ def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def process(
-    function: Callable[..., object], *arguments: object, checkout: Path | None = None
-) -> Iterator[Connection]:
+def process(function: Callable[..., object], *arguments: object) -> Iterator[Connection]:
     """A pipe to a new process that calls `function(pipe, *arguments)`, which are pickled. It meets
-    no memory and no adapted byte code of other measurements.
-
-    Args:
-        checkout: the directory from which it imports `purgatory`.
-    """
+    no memory and no adapted byte code of other measurements."""
     spawn = multiprocessing.get_context("spawn")
     pipe, its_end = spawn.Pipe()
     child = spawn.Process(target=function, args=(its_end, *arguments))
-    path = list(sys.path)  # which the child gets
-    sys.path[:0] = [str(checkout)] if checkout else []
     child.start()
-    sys.path[:] = path
     its_end.close()
     try:
         yield pipe
@@ -179,11 +168,9 @@ def process(
         child.join()
 
 
-def in_fresh_process(
-    function: Callable[..., T], *arguments: object, checkout: Path | None = None
-) -> T:
+def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
     """What `function` returns in a process of its own."""
-    with process(_answer, function, arguments, checkout=checkout) as pipe:
+    with process(_answer, function, arguments) as pipe:
         result: T = pipe.recv()
         return result
 
@@ -247,16 +234,6 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
     return number
-
-
-def checkout(text: str) -> Path:
-    """A directory that holds the package."""
-    path = Path(text).resolve()
-    if not (path / "purgatory" / "__init__.py").is_file():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no checkout: it has no purgatory/__init__.py"
-        )
-    return path
 
 
 # -- output

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import QUICK_DIVISOR, LoopName, Row, in_fresh_process, positive, run_on
-from benchmarks.purgatories import BY_NAME, NEVER_MS, Ours, RunState
+from benchmarks.purgatories import BY_NAME, NEVER_MS, RunState
 
 RATES = (105_000.0, 300_000.0, inf)
 TIMEOUT_MS = 200
@@ -156,8 +156,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--requests", type=positive, default=1_000_000, metavar="N", help="in each run")
     add("--rounds", type=positive, default=1, metavar="N", help="whose median counts")
     many = "; may be repeated"
-    against = "measure an older checkout, too"
-    add("--against", type=harness.checkout, metavar="PATH", help=against)
     text = f"requests per second, or 'max' for as fast as it goes{many}"
     add("--rate", dest="rates", action="append", type=rate, metavar="R", help=text)
     text = f"the share of requests that expire{many}"
@@ -170,19 +168,16 @@ def rate(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures all rates. The checkout of `--against` is a further implementation, *before*."""
+    """Measures all rates."""
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
-    checkouts = dict.fromkeys(BY_NAME)
-    if options.against:
-        checkouts["before"] = options.against
     rows: list[Row] = []
     cases = product(harness.loops(options), options.timeouts or LATENCIES, options.rates or RATES)
     for loop, latency, asked in cases:
-        found: dict[str, list[DriveResult]] = {name: [] for name in checkouts}
+        found: dict[str, list[DriveResult]] = {name: [] for name in BY_NAME}
         for seed in range(options.seed, options.seed + options.rounds):
-            for name, checkout in checkouts.items():
+            for name in BY_NAME:
                 arguments = loop, name, requests, asked, latency, seed
-                found[name].append(in_fresh_process(measure, *arguments, checkout=checkout))
+                found[name].append(in_fresh_process(measure, *arguments))
         own = found.pop("empty")
         for name, results in found.items():
             pairs = zip(results, own, strict=True)
@@ -206,5 +201,4 @@ def measure(
     loop: LoopName, name: str, requests: int, asked: float, latency: str, seed: int
 ) -> DriveResult:
     """A run of one implementation, in a process of its own."""
-    make = BY_NAME.get(name, Ours)
-    return run_on(loop, drive(make, Workload(requests, asked, latency, seed)))
+    return run_on(loop, drive(BY_NAME[name], Workload(requests, asked, latency, seed)))

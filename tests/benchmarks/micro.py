@@ -13,7 +13,7 @@ from itertools import product
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks import against, harness
+from benchmarks import harness
 from benchmarks import purgatory_rows as purgatories
 from benchmarks import timer_rows as timers
 from benchmarks.harness import BATCH, SETTLING_ITERATIONS, LoopName, Row, Setting, Unmeasurable
@@ -33,9 +33,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
     "timer-random": ("WheelTimer: cancel a random one of 1,000,000, call_later(30)", OWN, "µs",
                      partial(timers.replace_at_random_among, MILLION)),
     "cycle": ("construct an operation, watch it, make its condition true, complete its key",
-              OWN_TIMER, "µs", partial(purgatories.complete_by_key, False)),
-    "check-crowd": (f"the same with {BATCH:,} operations of one key, by one check; per operation",
-                    OWN_TIMER, "µs", partial(purgatories.complete_by_key, True)),
+              OWN_TIMER, "µs", purgatories.complete_by_key),
     "cycle-shared": ("the same on three of 100 keys that 10,000 others share", OWN_TIMER, "µs",
                      partial(purgatories.complete_shared, 10_000)),
     "journal": ("the cost that a journal adds to cycle, on the loop's thread", "", "µs",
@@ -71,19 +69,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_loop(parser, both=True)
     add = parser.add_argument
     add("--only", action="append", choices=ROWS, metavar="NAME", help="; ".join(ROWS))
-    against_help = "measure an older checkout alternately with this one"
-    add("--against", type=harness.checkout, metavar="PATH", help=against_help)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures the chosen rows."""
     rows: list[Row] = []
-    measure = against.compared if options.against else measured
     for name, loop in product(options.only or ROWS, harness.loops(options)):
         _, _, unit, function = ROWS[name]
-        rows.append({"row": name, "loop": loop, "unit": unit, **measure(function, loop, options)})
+        rows.append({"row": name, "loop": loop, "unit": unit, **measured(function, loop, options)})
         harness.progress(rows[-1])
-    caption = against.CAPTION if options.against else CAPTION
+    caption = CAPTION
     for name in options.only or ROWS:
         work, other, *_ = ROWS[name]
         caption += f"\n{name}: {work}" + (f", against {other}" if other else "")

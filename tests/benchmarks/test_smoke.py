@@ -4,16 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from readme_blocks import ROOT
 
 PROGRAMS = [
     "micro --loop asyncio --only cycle --only timer-0",
     *(
         pytest.param(words, marks=pytest.mark.slow)
         for words in (
-            f"micro --loop asyncio --only cycle --against {ROOT}",
             "http --polls 1000",
-            f"load --rate 105000 --timeouts high --against {ROOT}",
+            "load --rate 105000 --timeouts high",
             "relay --rate 200",
         )
     ),
