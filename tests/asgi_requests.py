@@ -1,10 +1,5 @@
 """Requests as a server would make them, for the tests of `purgatory.asgi`, and `Service`, whose
-requests wait in each of the `WAITS`.
-
-request = Request(app, b"wait=5", {"prefer": "wait=9"})      # begins at once, in a task of its own
-request.body(b"part", more=True)                             # sent by the client
-assert (await request.done()).status == 204
-"""
+requests wait in each of the `WAITS`."""
 
 import asyncio
 from functools import partial
@@ -132,11 +127,8 @@ class Fetch(DelayedOperation[str]):
 
 
 class Service:
-    """An application whose requests wait in one of the ways until `satisfy` is called.
-
-    Attributes:
-        outcomes: of the waits, in order.
-    """
+    """An application whose requests wait in one of the ways until `satisfy` is called; `outcomes`
+    has the waits' outcomes, in order."""
 
     def __init__(self, way: str = "predicate", **options: Any) -> None:
         self.way = way

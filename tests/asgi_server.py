@@ -1,9 +1,4 @@
-"""Real servers of `asgi/service.py`, each in a process of its own, with the requests of tests.
-
-async with running(UVICORN) as server:
-    polls = await server.open_polls(20)
-    await server.until(lambda stats: stats["open"] == 20)
-"""
+"""Real servers of `asgi/service.py`, each in a process of its own, with the requests of tests."""
 
 import asyncio
 import json
@@ -26,11 +21,8 @@ UVICORN = [
 
 
 class Server(ServerProcess):
-    """A server that runs: a module of Python with its options.
-
-    Attributes:
-        port: which its clients know: its own, or a proxy's.
-    """
+    """A server that runs: a module of Python with its options. Clients know `port`: its own, or a
+    proxy's."""
 
     last = signal.SIGTERM
     pipes: ClassVar = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,15 +1,5 @@
-"""Headless Chromium for all tests that need it: a plugin with the session's fixture `browser`.
-
-    pytest_plugins = ["browser"]           # in the test's module; do not import it, or pytest complains
-    pytestmark = pytest.mark.slow
-
-    def test_page(browser):                # `browser` cleans up after each test
-        window = Window(browser, "http://127.0.0.1:8000")          # from `window`
-        window.until(lambda: window.text("h1") == "hello")
-
-It reaches 127.0.0.1 and files of this machine, and nothing else. Its log has the messages of the
-page's console.
-"""
+"""Headless Chromium for all tests that need it: a plugin with the session's fixture `browser`, for
+`pytest_plugins = ["browser"]`. It reaches 127.0.0.1 and files of this machine, and nothing else."""
 
 import shutil
 from collections.abc import Iterator

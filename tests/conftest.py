@@ -47,11 +47,7 @@ def pytest_asyncio_loop_factories(
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks a test as slow on every kind of loop except the first, unless it is marked
-    `on_every_loop`.
-
-    Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
-    eager"` runs them. `tiers` names the slow tests that are `nightly`.
-    """
+    `on_every_loop`, and as `eager` on eager tasks, which only some Pythons have."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         indices: Mapping[str, int] = getattr(callspec, "indices", {})
@@ -102,11 +98,7 @@ def _start_hypothesis(_: None) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_reported(request: pytest.FixtureRequest) -> Iterator[None]:
     """Prepares the loop of a test that is a coroutine function, and fails after an unexpected
-    report to the loop's exception handler.
-
-    The fixture starts before the loop and ends after it, so that reports during the closing of the
-    loop count, too.
-    """
+    report to the loop's exception handler, also during the closing of the loop."""
     if request.node.get_closest_marker("asyncio") is None:
         yield
         return
@@ -162,10 +154,7 @@ async def purgatory() -> AsyncIterator[Purgatory[Any]]:
 @pytest.fixture
 def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`program("-m", "purgatory.top", "--help")` runs this Python with these arguments, and returns
-    its output.
-
-    It fails if the exit status is not `status`. Other options go to `subprocess.run`.
-    """
+    its output. It fails if the exit status is not `status`. Options go to `subprocess.run`."""
 
     def run_program(
         *argv: object, status: int = 0, **options: Any

@@ -1,12 +1,4 @@
-"""Helpers for the tests of every folder.
-
-`Probe` is the operation that most tests use; `watch_all` has many of them wait, `live` has them end
-at random, `start_waits` has tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `iterations` lets
-the loop run, `raiser` makes hooks that fail. `counts` reads statistics, `Listener` observes,
-`Spy` counts the calls of a loop's methods, `Pulse` the steps in each iteration of it, `profiled`
-all calls. `collector` switches garbage collection. `in_thread` calls a function in another thread.
-`THOROUGHNESS` multiplies what slow tests do at random.
-"""
+"""Helpers for the tests of every folder."""
 
 import asyncio
 import gc
@@ -28,13 +20,9 @@ has half an hour; the nightly run takes 10."""
 
 
 class Probe(DelayedOperation[Any]):
-    """An operation whose condition is the flag `ready`, which records calls, and whose hooks can be
-    filled in.
-
-    Each hook appends `(name, "try" | "complete" | "expire")` to `log`, which operations may share,
-    and then calls the function given for it, if any. What `completing` returns is the result,
-    otherwise the result is `name`.
-    """
+    """An operation whose condition is the flag `ready`. Each hook appends `(name, "try" |
+    "complete" | "expire")` to `log`, which operations may share, and then calls the function given
+    for it, if any. The result is what `completing` returns, otherwise `name`."""
 
     def __init__(
         self,
@@ -234,14 +222,9 @@ class Pulse:
 
 
 class Spy:
-    """Counts the calls of a loop's methods, by wrapping them, and may have its timers fire early or
-    late.
-
-    Attributes:
-        asked: the instants for which there was to be a timer, in order.
-        longest_wait: the seconds until the furthest of them, when it was asked for.
-        shift: gives the seconds by which the next timer is to fire late, or early if negative.
-    """
+    """Counts the calls of a loop's methods; `shift` may give the seconds by which the next timer is
+    to fire late, or early if negative. `asked` has the instants for which there was to be a timer,
+    and `longest_wait` the seconds until the furthest of them, when it was asked for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.time = loop.time

@@ -1,11 +1,5 @@
-"""Kafka itself, for tests: one node in KRaft mode, as a process on free ports of
-this machine.
-
-    with kafka_server(folder) as kafka:
-        Producer({"bootstrap.servers": kafka.address})
-
-Its data is in `folder`. It can be stopped, killed and started again there.
-"""
+"""Kafka itself, for tests: one node in KRaft mode, as a process, which can be stopped, killed and
+started again."""
 
 import shutil
 import signal
@@ -60,11 +54,8 @@ def connector() -> list[Path]:
 
 
 class KafkaServer:
-    """One node, whose data and `log` are in `folder`.
-
-    Raises:
-        Unavailable: there is no Java, or its jars cannot be downloaded.
-    """
+    """One node, whose data and `log` are in `folder`. Raises `Unavailable` without Java or its
+    jars."""
 
     def __init__(self, folder: Path) -> None:
         java = shutil.which("java")

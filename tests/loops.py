@@ -1,25 +1,8 @@
-"""The kinds of loop that tests run on, and the ways to run them there.
-
-    async def test_something():                    # on each kind of loop; those beside the first are slow tests
-        ...
-
-    @on_every_loop                                 # none of them is: loops, threads or timers matter here
-    async def test_something_of_loops():
-        ...
-
-    @on_virtual_time
-    async def test_something_that_takes_an_hour():
-        ...
-
-    def test_what_happens_around_a_loop(run):      # once on each kind of loop, which ends before the test does
-        async def main():
-            ...
-        run(main)
-
-pytest-asyncio runs the first two, on loops that `CURRENT` makes; the fixtures `run` and `virtual`
-are a `Runner`. All fail if anything was reported to the loop's exception handler, unless the test
-asks for the fixture `reports`, and all end tests that hang.
-"""
+"""The kinds of loop that tests run on. A coroutine function that is a test runs on each kind, once;
+runs beside the first are slow tests, unless it is marked `on_every_loop`; `on_virtual_time` and
+`on_asyncio` leave one kind. The fixtures `run` and `virtual` run coroutines around a loop's end.
+All fail if anything was reported to the loop's exception handler, unless the test asks for the
+fixture `reports`, and all end tests that hang."""
 
 import asyncio
 import sys
@@ -71,23 +54,15 @@ on_asyncio = pytest.mark.asyncio(loop_factories=["asyncio"])
 
 
 def fail_on(reports: list[Report]) -> None:
-    """Fails if anything was reported to the loop's exception handler.
-
-    Raises:
-        AssertionError: from the first exception that was reported.
-    """
+    """Fails, from the first exception, if anything was reported to the loop's exception handler."""
     if reports:
         error = reports[0].get("exception")
         raise AssertionError(f"reported to the loop's exception handler: {reports!r}") from error
 
 
 class Current:
-    """Makes the loop of a test that pytest-asyncio runs.
-
-    Attributes:
-        reports: the calls of the loop's exception handler.
-        start: when the time of a virtual loop begins.
-    """
+    """Makes the loop of a test that pytest-asyncio runs, whose virtual time begins at `start`. The
+    calls of its exception handler go to `reports`."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -113,12 +88,8 @@ CURRENT = Current()
 
 
 class Runner:
-    """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the
-    loop.
-
-    Calls of the loop's exception handler go to `reports`; without `reports`, `__call__` fails on
-    them. A test that hangs is ended: by the loop on virtual time, elsewhere after `TIMEOUT`.
-    """
+    """Runs a coroutine, or a coroutine function without arguments, on a new loop. Calls of its
+    exception handler go to `reports`; without `reports`, they fail the test."""
 
     def __init__(self, loop_factory: LoopFactory, reports: list[Report] | None) -> None:
         self.loop_factory = loop_factory

@@ -1,11 +1,5 @@
-"""Jars from Maven Central, downloaded by Maven, which uses the proxies and mirrors of the machine
-and verifies checksums.
-
-    jars("org.apache.kafka:kafka_2.13:4.3.1")
-
-They are cached in `~/.cache/purgatory/maven` (or under `XDG_CACHE_HOME`), a folder for each
-list of jars.
-"""
+"""Jars from Maven Central, downloaded by Maven, and cached in `~/.cache/purgatory/maven` (or under
+`XDG_CACHE_HOME`), a folder for each list of jars."""
 
 import hashlib
 import os
@@ -30,11 +24,7 @@ class Unavailable(Exception):
 
 def jars(*coordinates: str, alone: bool = False) -> list[Path]:
     """The files of artifacts, each `group:artifact:version`, and unless `alone` of their
-    dependencies.
-
-    Raises:
-        Unavailable: there is no Maven, or it cannot download an artifact.
-    """
+    dependencies. Raises `Unavailable` if there is no Maven, or it cannot download them."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(repr((coordinates, alone)).encode()).hexdigest()
     name = f"{coordinates[0].replace(':', '-')}-{digest[:12]}"

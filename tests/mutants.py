@@ -3,16 +3,11 @@
     $ python tests/mutants.py --count 20 --seed 1
     wheel.py:288         if self._budget > 0  ->  if False                       noticed
     wheel.py:81          ticks < MAX_TICK  ->  ticks <= MAX_TICK                 -
-    ...
     the nearest files notice 17 of 20
 
-A mutant is one change of the syntax tree: a comparison, `and` and `or`, a number or a boolean, a
-statement that is deleted, a branch that is never taken. The nearest file of `wheel.py` is
-`test_wheel.py`. Files whose mutants survive need better tests, unless the change makes no
-difference (a capacity, a fast path).
-
-Everything runs in a copy of the tree, without the compiled kernel. The same seed, count and tree
-give the same mutants. The program needs some seconds for each, and stops after `--seconds`.
+Files whose mutants survive need better tests, unless the change makes no difference (a capacity, a
+fast path). Everything runs in a copy of the tree, without the compiled kernel; the same seed, count
+and tree give the same mutants.
 """
 
 import argparse

@@ -1,10 +1,7 @@
 """The code blocks of a page in Markdown, and a way to run them.
 
-The Python blocks of a page are one session, as in `python -m asyncio`: one after the other, in one
-namespace, with `await` at the top level. They run on one loop on virtual time, except blocks with
-`asyncio.run`. A comment after a `print` is its output:
-
-    print(await versions.wait("orders", 42, timeout=30))  # 43
+The Python blocks of a page are one session in one namespace, with `await` at the top level, on one
+loop on virtual time, except blocks with `asyncio.run`. A comment after a `print` is its output.
 """
 
 import ast

@@ -1,10 +1,7 @@
-"""Requirements of tests that pip cannot install: Java, Node, a browser, the server of a database.
+"""Requirements of tests that pip cannot install: `need("java", "needs Java 17: apt-get ...")`.
 
-    java = need("java", "needs Java 17: apt-get install openjdk-17-jre-headless")
-
-On a machine that lacks it the test is skipped, and the summary of pytest shows how to get it.
-`.ci/run` installs everything and sets `PURGATORY_REQUIRE_ALL=1`: there a test that cannot run has
-failed.
+On a machine that lacks one the test is skipped, and the summary of pytest shows how to get it.
+`.ci/run` sets `PURGATORY_REQUIRE_ALL=1`: there a test that cannot run has failed.
 """
 
 import os
@@ -20,11 +17,8 @@ CLIENTS = ("aiokafka", "confluent_kafka")
 
 
 def unavailable(reason: str) -> NoReturn:
-    """Ends the running test: skipped, or failed if `PURGATORY_REQUIRE_ALL` is 1.
-
-    Args:
-        reason: the missing program, and how to get it.
-    """
+    """Ends the running test, skipped or failed, for a reason: the missing program and how to get
+    it."""
     if os.environ.get("PURGATORY_REQUIRE_ALL") == "1":
         pytest.fail(
             f"{reason} (it may not be missing here: PURGATORY_REQUIRE_ALL is 1)", pytrace=False

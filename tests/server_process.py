@@ -21,14 +21,8 @@ ENVIRONMENT = {
 
 
 class ServerProcess:
-    """The server of a Python program, which a `with` block starts, and kills in the end.
-
-    Args:
-        arguments: of Python; `{port}` stands for the port.
-        ready: a path that is answered with 200 when the server is ready.
-        folder: the current folder of the process, whose modules it can import.
-        environment: more of it.
-    """
+    """The server of a Python program, which a `with` block starts in `folder`, and kills in the
+    end; `{port}` in its arguments stands for the port, and `ready` is answered when it is ready."""
 
     last = signal.SIGKILL
     """The signal that ends it with the block."""

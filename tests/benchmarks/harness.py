@@ -1,19 +1,11 @@
 """How the benchmarks measure, and what they print.
 
-Contenders alternate, batch by batch, in one process and on one loop: a batch of ours, then a batch
-of theirs (A B A B ...). So whatever else the machine does affects both in the same way. Each round
-gives a ratio. The figure of a row is the median of these paired ratios, shown with their quartiles.
-
-- A batch is about 1,000 operations. A loop frees cancelled timers only in its next iteration. So a
-  longer batch would measure a heap of cancelled timers that no server collects within one
-  iteration, and a shorter one the clock, which costs about 1 µs.
-- The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that
-  the machine gives to other programs meanwhile is not the contender's cost.
-- After each batch the loop does two iterations. A contender may defer work until then: the wheel
-  cancels the loop's timers of buckets that have become empty, uvloop closes cancelled handles. This
-  work must not count for the other contender, but it must count. So the clock is read twice after
-  each batch: before these iterations, and after them (`settled`).
-- The garbage collector stays on, as in a server.
+Contenders alternate, batch by batch, in one process and on one loop, so that other load affects
+both alike. The figure of a row is the median of the paired ratios, shown with their quartiles. A
+longer batch would measure a heap of cancelled timers that no server collects in one iteration, a
+shorter one the clock. The clock is CPU time, and is read twice: after a batch, and after two more
+iterations of the loop (`settled`), to which a contender may defer work. The garbage collector stays
+on, as in a server.
 """
 
 import argparse
@@ -62,13 +54,8 @@ class Unmeasurable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row's costs, one for each round.
-
-    Attributes:
-        ours: of our side.
-        theirs: of the other side; empty if there is nothing to compare with.
-        settled: ratio with the iterations of the loop that clean up after each batch.
-    """
+    """A row's costs, one for each round, of ours and of the other side, if there is one. `settled`
+    is the ratio with the iterations of the loop that clean up after each batch."""
 
     ours: Sequence[float]
     theirs: Sequence[float] = ()
@@ -83,11 +70,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row's parameters: its loop, its randomness and the amount of work.
-
-    Attributes:
-        random: seeded anew for each row, so that a row does the same alone as among the others.
-    """
+    """A row's parameters. Its randomness is seeded anew for each row, so that a row does the same
+    alone as among the others."""
 
     loop_name: LoopName
     random: random.Random
@@ -130,12 +114,8 @@ async def _time(contender: Contender) -> tuple[float, float]:
 
 
 def own_copy(function: Callable[P, T]) -> Callable[P, T]:
-    """A copy of `function` with byte code of its own.
-
-    Both contenders run the same lines of Python. But CPython adapts byte code to the types that it
-    meets: lines that meet two kinds of timer alternately would be adapted to neither, which does
-    not happen in a real program.
-    """
+    """A copy of `function` with byte code of its own: CPython adapts byte code to the types that it
+    meets, and lines that meet two kinds of timer alternately would be adapted to neither."""
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__)

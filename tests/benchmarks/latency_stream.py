@@ -1,16 +1,10 @@
-"""Measures how long `stream` takes from a deadline or a signal to the answer, and its CPU time
-while it is idle.
+"""How long `stream` takes from a deadline or a signal to the answer, and its CPU time while idle.
 
-    python tests/benchmarks/latency_stream.py --folder DIR [--idle 5] [--seconds 90] [--warm 30]
-        [--at-once] [--cases both silent]
+    python tests/benchmarks/latency_stream.py --folder DIR [--idle 5] [--cases both silent]
 
 Runs the program once for each case, with JSON files, one a second. An answer is there when Spark
-has committed its batch. Answers to the rows of the first `--warm` seconds do not count: Java
-compiles then.
-
-    both    an operation and its signal each second
-    silent  operations at the start, with a deadline each second; nothing comes. After the last
-            answer it is idle: CPU, batches and files
+has committed its batch; those of the first `--warm` seconds do not count. *both*: an operation and
+its signal each second; *silent*: operations at the start, with a deadline each second.
 """
 
 import argparse

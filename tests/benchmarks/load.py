@@ -1,16 +1,10 @@
 """``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with
-the one before it.
+the one before it, `TestPurgatoryPerformance`.
 
-A million requests arrive at a given rate. Most are completed from outside when their time comes; the
-rest expire after 200 ms. The intervals come from an exponential distribution, the times to
-completion from a log-normal one, which is given by two percentiles; all are whole milliseconds. A
-request that takes as long as the timeout or longer is never completed. One thing differs from Kafka's
-`TestPurgatoryPerformance`: Kafka draws three keys once, and all requests watch them; here each
-request watches three keys of its own. Everything random is drawn before the clock starts.
-
-For each rate the implementations are measured one after the other, each in a process of its own.
-Before them comes the empty purgatory: its cost is the generator's own share, and the *net* cost of an
-implementation is its cost without that share. With several rounds the median of each figure counts.
+Requests arrive at a given rate. Most are completed from outside when their time comes; the rest
+expire after 200 ms. The intervals come from an exponential distribution, the times to completion
+from a log-normal one. Unlike Kafka's, each request watches three keys of its own. Each
+implementation runs in a process of its own; *net* is its cost without the empty purgatory's.
 """
 
 import argparse
@@ -49,15 +43,8 @@ RING = 256
 
 class Workload:
     """The requests of one measurement: `requests` at `rate` a second on average, or as fast as
-    possible if that is `inf`; `latency` is a name in `LATENCIES`.
-
-    Attributes:
-        arrivals: how many requests arrive in each millisecond; a single element for all of them if
-            the rate is infinite.
-        latencies_ms: how long each request takes; `NEVER_MS` if that is as long as the timeout or
-            longer.
-        key_sets: the keys of one request after the other, without end.
-    """
+    possible if that is `inf`; `latency` is a name in `LATENCIES`. `arrivals` counts the requests of
+    each millisecond; `latencies_ms` is `NEVER_MS` for those that expire."""
 
     def __init__(self, requests: int, rate: float, latency: str, seed: int) -> None:
         draw = random.Random(seed)
@@ -82,14 +69,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class DriveResult:
-    """The measurements of a run.
-
-    Attributes:
-        created_s: seconds of the clock until the last request was created.
-        cpu_s: seconds of CPU time until the last request had ended.
-        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's.
-        expired: share of the requests.
-    """
+    """The seconds until the last request was created, the CPU seconds until the last one had ended,
+    the longest CPU time between two ticks, and the share of requests that expired."""
 
     created_s: float
     cpu_s: float
@@ -100,12 +81,9 @@ class DriveResult:
 async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
     """Takes a new implementation through all of `workload`, on the running loop.
 
-    It must cost almost nothing. Once in a millisecond, its *tick*, it creates the requests that
-    have arrived since the last tick. The requests that it has to complete lie in a ring of lists,
-    one for each millisecond of the timeout. As in Kafka's benchmark, the time to completion counts
-    from the moment at which a request was really created. So a generator that cannot keep up does
-    not complete requests sooner. In a tick it creates at most `BATCH` requests, and the others in
-    the next iteration of the loop.
+    Once in a millisecond, its *tick*, it creates the requests that have arrived, at most `BATCH` in
+    an iteration of the loop. Those to complete lie in a ring of lists, one for each millisecond. As
+    in Kafka's benchmark, the time to completion counts from the real creation of a request.
     """
     loop, implementation, run_state = asyncio.get_running_loop(), make(), RunState()
     new_request, watch = implementation.new_request, implementation.watch

@@ -1,15 +1,9 @@
-"""The server that ``python tests/benchmarks http`` measures, in a process of its own: two handlers
-of one question.
+"""The server that ``python tests/benchmarks http`` measures, in a process of its own.
 
 ``GET /ours?key=K&seen=V&wait=S`` and ``GET /theirs?...`` answer when key K has a later version than
-V, with that version and the time at which it came. Both are a Starlette endpoint, and their answers
-are the same:
-
-- ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`;
-- theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key,
-  interrupted once a second to ask Starlette whether the client has left.
-
-``POST /publish?key=K`` brings the next version of a key, for both handlers alike.
+V. Ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`; theirs is what people write
+today: `asyncio.wait_for` on the `asyncio.Event` of the key, interrupted once a second to ask
+Starlette whether the client has left. ``POST /publish?key=K`` brings the next version of a key.
 """
 
 import asyncio

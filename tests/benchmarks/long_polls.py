@@ -1,15 +1,10 @@
 """``python tests/benchmarks http``: long polls on a real server, against the usual handler without
 this library.
 
-The server is uvicorn with httptools, in a process of its own; `long_poll_server` has both handlers.
-The clients are plain sockets in another process, with one poll open on each. They speak as little
-HTTP as possible, because they share the machine with the server. They also report how busy they were
-themselves: clients that are busy all the time only measure themselves.
-
-In each run all polls are opened. Events come at random times under random keys; each answers ten
-polls, which are asked again at once. At last all polls are ended. Both handlers run alternately, on
-the same server and the same connections. Latency is from the event in the server to the answer in
-the client; CPU is the server process's alone.
+`long_poll_server` has both handlers, under uvicorn, in a process of its own. The clients are plain
+sockets in another process, which reports how busy it was. In a run all polls are opened; events
+come at random times under random keys, and each answers ten polls, which are asked again at once.
+Latency is from the event in the server to the answer in the client; CPU is the server's alone.
 """
 
 import argparse

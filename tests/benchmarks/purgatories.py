@@ -1,15 +1,9 @@
-"""The purgatories that `load` compares:
+"""The purgatories that `load` compares: *ours*, *kafka* (Kafka's design), *call-later* (a timer of
+the loop for each request), and *empty*, which keeps nothing: the generator's own share.
 
-- *ours*: this library;
-- *kafka*: Kafka's design, which is the model of ours: the difference is the cost of our promises;
-- *call-later*: the usual way on asyncio without a library: a timer of the loop for each request;
-- *empty*: keeps nothing, so its cost is the generator's own share.
-
-The others are for comparison only, but made as well as we could. Each is made on the running loop,
-and has Kafka's `new FakeOperation`, `tryCompleteElseWatch` and `forceComplete` as attributes, so
-that none pays for an adapter: `new_request(run_state, timeout, latency_ms)`, `watch(request, keys)`
-and `complete(request)`. An event loop has one thread: where Kafka has a reaper thread, a callback of
-the loop does its work here.
+Each is made on the running loop, and has Kafka's `new FakeOperation`, `tryCompleteElseWatch` and
+`forceComplete` as attributes, so that none pays for an adapter. Where Kafka has a reaper thread, a
+callback of the loop does its work here.
 """
 
 import asyncio

@@ -244,12 +244,8 @@ Offsets = ThresholdPurgatory[int, int]
 
 async def complete_one_of(waiters: int, setting: Setting) -> Measured:
     """Advance a key with many waiters to the threshold of the next one; against a key with a single
-    waiter.
-
-    Equally many wait on both sides, so that the caches of the processor make no difference. They
-    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
-    ratio. The tasks run after the batch, as after an `advance`.
-    """
+    waiter. Equally many wait on both sides, so that the caches of the processor make no difference,
+    and without a deadline, whose cost would only dilute the ratio."""
     waiting = setting.size(waiters) + BATCH
     numbers = (
         ((0, number) for number in count(1)),

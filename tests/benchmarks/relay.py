@@ -1,14 +1,10 @@
 """``python tests/benchmarks relay``: waits that complete in another process, with a relay and by
-hand.
+hand: a message on a channel sets the `asyncio.Event` of its key.
 
 One process waits for the next version of each of 200 keys, another one writes them at a rate.
-Latency is from the call of the write in one to the answer of the wait in the other; CPU for each
-message is a third process's, which waits for another key. Then the same while all subscribers'
-connections are killed every 0.3 seconds: a wake-up is lost if a waiter has not been answered within
-a second. The stores: a folder; a Redis of its own, if ``redis-server`` is installed; any ``--store``
-besides. The figures are medians of several rounds, the counts are sums.
-
-By hand is the way of tutorials: a message on a channel sets the `asyncio.Event` of its key.
+Latency is from the write in one to the answer in the other; CPU for each message is a third
+process's, which waits for another key. Then the same while all subscribers' connections are killed
+every 0.3 seconds. Figures are medians of several rounds, counts are sums.
 """
 
 import argparse

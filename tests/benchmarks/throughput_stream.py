@@ -1,13 +1,9 @@
-"""Moves 1,000,000 signals and 300,000 operations through `stream`, and through Spark without state,
-in turn; prints the ratio.
+"""Moves rows through `stream`, and through Spark without state, in turn; prints the ratio.
 
-    python tests/benchmarks/throughput_stream.py --folder DIR [--shards 1 2 4] [--master
-    'local-cluster[2,1,1024]']
+    python tests/benchmarks/throughput_stream.py --folder DIR [--shards 1 2 4]
 
-Without state means: the same files, each row once through Python (`mapInArrow`) and out again, and
-to Parquet. Spark has started before. CPU is of all processes, the driver, Java and its Python
-workers; it needs Linux, and is more reliable than seconds on a busy machine. The first round warms
-up and does not count, if there are more.
+Without state means: the same files, each row once through Python (`mapInArrow`) and out again, to
+Parquet. CPU is of all processes; it needs Linux. The first round warms up and does not count.
 """
 
 import argparse

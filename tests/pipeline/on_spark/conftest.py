@@ -1,8 +1,5 @@
 """`spark` is the one Spark session of these tests. It starts with the first test that asks for it.
-
-Everything in this folder needs Java, and runs in one process, one test after another: see
-    `tests/conftest.py`.
-"""
+Everything in this folder needs Java, and runs in one process: see `tests/conftest.py`."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
