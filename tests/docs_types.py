@@ -1,10 +1,8 @@
-"""Checks the Python of the pages and of the examples with mypy --strict and pyright:
-
-    python tests/docs_types.py
+"""Checks the Python of the pages and of the examples with mypy --strict and pyright: `python
+tests/docs_types.py`.
 
 A block that names its file is a module. The other blocks of a page are one coroutine, in which
-names that only the reader has are unknown. Blocks with tests are left out: most tests have no
-types.
+names that only the reader has are unknown. Blocks with tests are left out.
 """
 
 import json
@@ -24,9 +22,9 @@ PAGES = [
     *sorted(COOKBOOK.parent.glob("[cg]*/*.md")),
     *sorted((ROOT / "purgatory").rglob("*.md")),
 ]
-EXAMPLES = sorted((ROOT / "examples").glob("[a-z]*.py")) + sorted(
-    (ROOT / "examples/recipes").glob("*.py")
-)
+FOLDERS = [ROOT / "examples", ROOT / "examples" / "recipes"]
+EXAMPLES = [file for folder in FOLDERS for file in sorted(folder.glob("[a-z]*.py"))]
+EXAMPLES.append(ROOT / "tests" / "asgi" / "types_of_values.py")
 FILE = re.compile(r"# (\w+\.py)\n")
 TEST = re.compile(r"^(?:async )?def (?:test_|pytest_)|^@pytest", re.MULTILINE)
 NAMES_OF_THE_READER = """# mypy: disable-error-code=name-defined

@@ -1,9 +1,5 @@
-"""Which slow tests run at night only.
-
-`.ci/run` runs the default tests and those marked `slow`; `.ci/run --all`, every night and before a
-release, those marked `nightly`, too. `.ci/run` itself runs the nightly tests of a room that a change
-touches.
-"""
+"""Which slow tests run at night only, by `.ci/run --all`. `.ci/run` itself runs the nightly tests
+of a room that a change touches."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +9,7 @@ import pytest
 
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
-    "tests/asgi/test_servers.py": "ending|unread_body|is_slowed|pipelined|open_files|websockets_end|under_load",
+    "tests/asgi/test_servers.py": "ending|open_files|websockets_end|under_load",
     "tests/core/test_kernel_build.py": "",
     "tests/examples/test_by_hand.py": "",
     "tests/examples/test_cookbook_page.py": "",
@@ -31,11 +27,8 @@ NIGHTLY: Final = {
 
 
 def is_nightly(nodeid: str) -> bool:
-    """Whether a slow test is left to the night.
-
-    Args:
-        nodeid: its name as pytest prints it, such as `tests/relay/test_stores.py::test_it[redis]`.
-    """
+    """Whether a slow test, such as `tests/relay/test_stores.py::test_it[redis]`, is left to the
+    night."""
     for place, in_gate in NIGHTLY.items():
         if nodeid.startswith(place):
             return not in_gate or re.search(in_gate, nodeid) is None

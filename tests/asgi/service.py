@@ -25,7 +25,6 @@ purgatory: Purgatory[Any] = Purgatory()
 versions: Versions[str] = Versions(unchanged=304)
 polls = LongPolls(max_wait=300)
 values: dict[str, str] = {}
-bodies: list[str] = []
 
 
 async def wait(request: Request | WebSocket) -> Outcome[str]:
@@ -37,8 +36,6 @@ async def poll(request: Request) -> Response:
     outcome = await wait(request)
     if not outcome.is_satisfied:
         return Response(outcome.reason, outcome.status, outcome.headers)
-    if request.method == "POST":
-        bodies.append((await request.body()).decode())
     return JSONResponse({"value": outcome.value}, headers=outcome.headers)
 
 
@@ -88,7 +85,7 @@ def counts() -> dict[str, int]:
 async def stats(_: Request) -> Response:
     pending = purgatory.pending + versions.thresholds.pending
     found = {"open": polls.open, "pending": pending, "watched": purgatory.watched}
-    return JSONResponse(found | {"bodies": bodies, "endings": counts()})
+    return JSONResponse({**found, "endings": counts()})
 
 
 def report(_: object, context: dict[str, Any]) -> None:

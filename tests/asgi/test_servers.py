@@ -132,7 +132,7 @@ def under(*kinds: str, quick: Sequence[str] = ()) -> pytest.MarkDecorator:
 
 @on_asyncio
 @under(*ROWS, quick=["uvicorn-uvloop-httptools"])
-async def test_each_ending_has_its_answer(kind: str, server: Server) -> None:
+async def test_each_ending_has_its_answer(kind, server):
     hides_disconnects, answers_at_stop = kind == "apache2", kind != "hypercorn-worker"
     polls = await server.open_polls(20)
     assert await server.ask("/check?key=k", "POST") == {"completed": 20}
@@ -144,7 +144,13 @@ async def test_each_ending_has_its_answer(kind: str, server: Server) -> None:
     # A server's clock may show the last whole millisecond.
     assert time.monotonic() - started >= 0.99
     assert (status, headers["preference-applied"]) == (204, "wait=1")
-    leaving = await server.open_polls(9, f"/poll?key=b&wait={3 if hides_disconnects else 300}")
+    leaving = [await server.connect() for _ in range(9)]
+    for number, connection in enumerate(leaving):
+        unread = bytes(200 * 1024) if number > 5 and kind in TYPICAL else b""
+        target = f"/poll?key=b&wait={3 if hides_disconnects else 300}"
+        connection.send(target, "POST" if unread else "GET", body=unread)
+        await connection.writer.drain()
+    await server.until(lambda stats: stats["open"] == 9)
     for number, connection in enumerate(leaving):
         if number % 3 == 0:
             connection.hang_up()
@@ -173,7 +179,7 @@ async def test_each_ending_has_its_answer(kind: str, server: Server) -> None:
 
 @on_asyncio
 @under(*ROWS)
-async def test_tag_that_has_been_sent_waits(kind: str, server: Server) -> None:
+async def test_tag_that_has_been_sent_waits(kind, server):
     client = await server.connect()
     client.send("/news", headers="accept-encoding: gzip\r\n")
     status, headers, content = await client.answer()
@@ -196,7 +202,7 @@ async def test_tag_that_has_been_sent_waits(kind: str, server: Server) -> None:
 
 @on_asyncio
 @under(*ROWS)
-async def test_events_arrive_while_their_stream_is_open(kind: str, server: Server) -> None:
+async def test_events_arrive_while_their_stream_is_open(kind, server):
     client = await server.connect()
     client.send("/events", headers="accept-encoding: gzip\r\n")
     await server.until(lambda stats: stats["open"] == 1)
@@ -215,59 +221,8 @@ async def test_events_arrive_while_their_stream_is_open(kind: str, server: Serve
 
 
 @on_asyncio
-@under(*TYPICAL)
-async def test_disconnect_after_unread_body_is_noticed(kind: str, server: Server) -> None:
-    connections = [await server.connect() for _ in range(4)]
-    for connection in connections[1:]:
-        connection.send("/poll?key=k&wait=300", "POST", body=bytes(200 * 1024))
-        await connection.writer.drain()
-    chunked = "transfer-encoding: chunked\r\n"
-    connections[0].send("/poll?key=k&wait=300", "POST", headers=chunked)
-    await server.until(lambda stats: stats["open"] == 4)
-    for _ in range(400):
-        connections[0].writer.write(b"1\r\nx\r\n")
-        await connections[0].writer.drain()
-        await asyncio.sleep(0.001)
-    for number, connection in enumerate(connections):
-        connection.reset() if number % 2 else connection.hang_up()
-    stats = await server.until(lambda stats: stats["open"] == 0)
-    assert stats["endings"] == {"gone": 4}
-
-
-@on_asyncio
-@under(*TYPICAL)
-async def test_client_beyond_the_bound_is_slowed(kind: str, server: Server) -> None:
-    connection = await server.connect()
-    body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
-    connection.send("/poll?key=k&wait=300", "POST", body=body)
-    await server.until(lambda stats: stats["open"] == 1)
-    await asyncio.sleep(0.5)  # in which the server could have read all of it
-    assert connection.writer.transport.get_write_buffer_size() > 0
-    await server.ask("/check?key=k", "POST")
-    assert (await connection.answer())[0] == 200
-    stats = await server.until(lambda stats: stats["open"] == 0)
-    assert stats["bodies"] == [body.decode()]
-    connection.hang_up()
-
-
-@on_asyncio
-@under(*TYPICAL)
-async def test_pipelined_polls_are_answered_in_order(kind: str, server: Server) -> None:
-    connection = await server.connect()
-    for key in "abc":
-        connection.send(f"/poll?key={key}&wait=300")
-    await server.until(lambda stats: stats["open"] >= 1)
-    for key in "cba":
-        await server.ask(f"/check?key={key}", "POST", body=key.encode())
-    answers = [(await connection.answer())[2] for _ in "abc"]
-    assert answers == [b'{"value":"a"}', b'{"value":"b"}', b'{"value":"c"}']
-    await server.until(lambda stats: stats["open"] == 0)
-    connection.hang_up()
-
-
-@on_asyncio
 @under("uvicorn-asyncio-h11", "uvicorn-uvloop-httptools")
-async def test_polls_beyond_open_files_are_refused(kind: str) -> None:
+async def test_polls_beyond_open_files_are_refused(kind):
     limit, max_open = 1024, 768
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with AsyncExitStack() as stack:
@@ -293,7 +248,7 @@ async def test_polls_beyond_open_files_are_refused(kind: str) -> None:
 
 @on_asyncio
 @under(*TYPICAL)
-async def test_websockets_end_in_each_way(kind: str, server: Server) -> None:
+async def test_websockets_end_in_each_way(kind, server):
     address = f"http://127.0.0.1:{server.port}/socket"
     async with aiohttp.ClientSession() as session:
         malformed = await session.ws_connect(f"{address}?wait={'%F0%9F%90%99' * 99}")
@@ -319,9 +274,7 @@ async def test_websockets_end_in_each_way(kind: str, server: Server) -> None:
 @on_asyncio
 @under(*TYPICAL)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_under_load_breaks_off_no_answer(
-    kind: str, server: Server, number: int
-) -> None:
+async def test_signal_under_load_breaks_off_no_answer(kind, server, number):
     answers: list[int] = []
 
     async def poll_until_the_server_stops(connection: Connection) -> None:
