@@ -19,19 +19,8 @@ PACKAGE = Path(purgatory.__file__).parent
 ROOMS = (purgatory.asgi, purgatory.console, purgatory.metrics, purgatory.relay, purgatory.testing)
 MODULES = (purgatory, *ROOMS)
 EXTRAS = [
-    "asyncpg",
-    "opentelemetry",
-    "pandas",
-    "prometheus_client",
-    "pyarrow",
-    "pyspark",
-    "pytest",
-    "redis",
-    "rich",
-    "sse_starlette",
-    "starlette",
-    "uvicorn",
-    "uvloop",
+    *("asyncpg", "opentelemetry", "pandas", "prometheus_client", "pyarrow", "pyspark", "pytest"),
+    *("redis", "rich", "sse_starlette", "starlette", "uvicorn", "uvloop"),
 ]
 
 
@@ -47,11 +36,8 @@ def test_all_is_sorted_and_names_what_is_public(module):
 
 def may_be_subclassed(value: type) -> bool:
     is_protocol = getattr(value, "_is_protocol", False)
-    return (
-        value is purgatory.DelayedOperation
-        or is_protocol
-        or issubclass(value, (BaseException, Enum))
-    )
+    is_open = value is purgatory.DelayedOperation or is_protocol
+    return is_open or issubclass(value, (BaseException, Enum))
 
 
 @pytest.mark.parametrize(

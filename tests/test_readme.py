@@ -10,12 +10,12 @@ import sys
 from codeop import CommandCompiler
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx2
 import pytest
 from readme_blocks import ROOT, blocks, parse, session
+from tiers import NIGHTLY
 
 import purgatory
 import purgatory.relay
@@ -56,9 +56,7 @@ COMMANDS = commands()
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_python_blocks_run_and_print_shown_output(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_blocks_run_and_print_shown_output(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = ROOT / name
     with session(page) as running:
@@ -68,7 +66,7 @@ def test_python_blocks_run_and_print_shown_output(
             assert running.run(block) == block.printed, f"{name}, line {block.line}"
 
 
-def test_replies_and_versions_of_readme_arrive() -> None:
+def test_replies_and_versions_of_readme_arrive():
     async def main(names: dict[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(1, names["save"], "order", 2)
@@ -90,7 +88,7 @@ def test_replies_and_versions_of_readme_arrive() -> None:
         running.runner.run(main(running.names))
 
 
-def test_the_web_service_of_the_front_page_answers() -> None:
+def test_the_web_service_of_the_front_page_answers():
     async def main(names: dict[str, Any]) -> None:
         transport = httpx2.ASGITransport(names["app"])
         async with httpx2.AsyncClient(transport=transport, base_url="http://app") as client:
@@ -107,7 +105,7 @@ def test_the_web_service_of_the_front_page_answers() -> None:
         running.runner.run(main(running.names))
 
 
-def test_first_example_works_in_repl() -> None:
+def test_first_example_works_in_repl():
     *lines, last = blocks(README, "python")[0].text.splitlines()
     assert last == "asyncio.run(main())"
     assert "end it with `await main()`" in README.read_text(encoding="utf-8")
@@ -135,9 +133,7 @@ def passes_its_tests(folder: Path, program: Callable[..., Any]) -> None:
     assert f"\n{count + 2} passed" in done.stdout
 
 
-def test_the_tests_on_the_page_about_testing_pass(
-    tmp_path: Path, program: Callable[..., Any]
-) -> None:
+def test_the_tests_on_the_page_about_testing_pass(tmp_path, program):
     chapters = re.split(r"^## .*$", TESTING.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for number, chapter in enumerate(chapters):
         for block in parse(chapter, "python"):
@@ -150,9 +146,7 @@ def test_the_tests_on_the_page_about_testing_pass(
 
 
 @pytest.mark.slow
-def test_the_recipes_of_the_cookbook_pass_their_tests(
-    tmp_path: Path, program: Callable[..., Any]
-) -> None:
+def test_the_recipes_of_the_cookbook_pass_their_tests(tmp_path, program):
     cookbook = ROOT / ".docs" / "cookbook"
     for file in (cookbook / "tests").glob("*.py"):
         (tmp_path / file.name).write_text(file.read_text("utf-8"), encoding="utf-8")
@@ -168,7 +162,7 @@ def test_the_recipes_of_the_cookbook_pass_their_tests(
 
 
 @pytest.mark.parametrize("module", [purgatory, purgatory.relay], ids=lambda module: module.__name__)
-def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None:
+def test_the_page_on_the_api_names_everything_public(module):
     name = module.__name__.rpartition(".")[2]
     page = (ROOT / ".docs" / "pages" / "api" / f"{name}.md").read_text(encoding="utf-8")
     named = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", page, re.MULTILINE)
@@ -176,7 +170,7 @@ def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_lead_to_files_or_folders(name: str) -> None:
+def test_links_lead_to_files_or_folders(name):
     page = ROOT / name
     links = [link or source for link, source in LINK.findall(page.read_text(encoding="utf-8"))]
     local = [link for link in links if not link.startswith("https://")]
@@ -184,9 +178,7 @@ def test_links_lead_to_files_or_folders(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_pages_have_their_options(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_pages_have_their_options(command, monkeypatch, capsys):
     if "purgatory.pipeline" in command or "stream_orders" in command:
         pytest.importorskip("pyspark", reason="needs the extra spark: pip install -e '.[spark]'")
     monkeypatch.chdir(ROOT)
@@ -203,7 +195,7 @@ def test_commands_of_pages_have_their_options(
     assert [option for option in COMMANDS[command] if option not in shown] == []
 
 
-def test_readme_is_short_and_begins_with_quick() -> None:
+def test_readme_is_short_and_begins_with_quick():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 170
     first = blocks(README, "python")[0]
@@ -211,3 +203,51 @@ def test_readme_is_short_and_begins_with_quick() -> None:
 
     _, *code = filter(None, quick.splitlines())  # without its docstring
     assert [*filter(None, first.text.splitlines())] == code
+
+
+# What pages and `tiers` name
+
+
+TRUSTED = (ROOT / ".docs" / "guide" / "trusted.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text("utf-8")
+TESTS = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/*/tests/test_*.py")]
+UNDEFENDED = "a stream's checkpoint"
+
+
+@pytest.mark.parametrize("place", NIGHTLY)
+def test_nightly_place_and_its_exceptions_exist(place):
+    files = [file for file in TESTS if str(file.relative_to(ROOT)).startswith(place)]
+    assert files
+    for name in filter(None, NIGHTLY[place].split("|")):
+        assert any(name in file.stem or name in file.read_text("utf-8") for file in files), name
+
+
+def test_places_of_promises_exist():
+    named = re.findall(r"`((?:tests|examples)/[\w/]+\.py)`", CONTRIBUTING)
+    assert len(named) > 40
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_tests_of_trust_boundaries_exist():
+    named = set(re.findall(r"`(test_\w+)`(?!\])", TRUSTED))
+    found = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+    assert len(named) >= 20
+    assert named <= {name for file in TESTS for name in found.findall(file.read_text("utf-8"))}
+
+
+def test_every_edge_has_a_file_and_a_test():
+    rows = [line.strip("| ").split(" | ") for line in TRUSTED.splitlines() if line[:2] == "| "]
+    edges = [row for row in rows if row[0] not in ("edge", "store")]
+    assert len(edges) == 13
+    for row in edges:
+        assert len(row) == 5 and all(row)
+        assert UNDEFENDED in row[0] or (".py`](" in row[3] and "/test_" in row[4])
+
+
+def test_skipping_is_left_to_requirements():
+    """Which fails where everything has to be installed."""
+    by_itself = re.compile(r"pytest\.skip\(|skipif\(.*(?:which|find_spec)")
+    files = (
+        file for file in (ROOT / "tests").rglob("*.py") if by_itself.search(file.read_text("utf-8"))
+    )
+    assert {file.name for file in files} == {"requirements.py"}
