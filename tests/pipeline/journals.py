@@ -75,11 +75,8 @@ def report(journal: Path, out: Path) -> Summary:
 
 
 def random_operations(rng: random.Random, count: int, gaps: float = 0.002) -> list[Row]:
-    """With ties, since all times are multiples of 100 ms in two of three runs.
-
-    Args:
-        gaps: the share of operations without a start, and of those without an end.
-    """
+    """With ties, since all times are multiples of 100 ms in two of three runs. `gaps` is the share
+    of operations without a start, and of those without an end."""
     rows = []
     for number in range(count):
         run = rng.choice(["coarse", "coarser", "fine"])

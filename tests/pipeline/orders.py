@@ -41,11 +41,8 @@ def traffic(
     operations: int, signals: int, *, seconds: float, keys: int = 2000, seed: int = 7
 ) -> Traffic:
     """Values of keys that grow by about one with each signal; operations that wait for a little
-    more than there is.
-
-    One signal in five repeats the last value, or has a lower one. One in twenty of everything is
-    for one key. All instants differ.
-    """
+    more than there is. One signal in five repeats the last value, or has a lower one. One in twenty
+    of everything is for one key. All instants differ."""
     chance = random.Random(seed)
     spread = int(seconds * SECOND)
     instants = chance.sample(range(spread), operations + signals)
@@ -70,15 +67,8 @@ def traffic(
             wanted[name] = max(1, int(now + chance.uniform(-3, 120 * per_second + 3)))
         deadline = instant + int(chance.expovariate(1 / 60) * SECOND)
         requirements = tuple((f"k{name}", threshold) for name, threshold in wanted.items())
-        asked.append(
-            (
-                f"o{number}",
-                requirements,
-                chance.choice(("all", "any")),
-                START + instant,
-                START + deadline,
-            )
-        )
+        mode = chance.choice(("all", "any"))
+        asked.append((f"o{number}", requirements, mode, START + instant, START + deadline))
     return Traffic(asked, said)
 
 
@@ -96,20 +86,8 @@ def write(made: Traffic, folder: Path, *, files: int, disorder: float = 5.0, see
         for file in range(files):
             low, high = (first + (last + 1 - first) * share / files for share in (file, file + 1))
             columns = zip(*(row for instant, row in arrived if low <= instant < high), strict=True)
-            table = pa.table(
-                [_column(values, field) for values, field in zip(columns, schema, strict=True)],
-                schema=schema,
-            )
+            arrays = [pa.array(*each) for each in zip(columns, schema.types, strict=True)]
             path = folder / name / f"{file:05}.parquet"
-            pq.write_table(table, path)
-            os.utime(
-                path, (file, file)
-            )  # Spark reads files by age, and files of one millisecond in any order
-
-
-def _column(values: tuple, field: pa.Field) -> pa.Array:
-    if field.name == "requirements":
-        values = tuple(
-            [{"key": key, "threshold": threshold} for key, threshold in value] for value in values
-        )
-    return pa.array(values, pa.int64() if field.type == INSTANT else field.type).cast(field.type)
+            pq.write_table(pa.table(arrays, schema=schema), path)
+            # Spark reads files by age, and files of one millisecond in any order.
+            os.utime(path, (file, file))

@@ -1,17 +1,12 @@
 """The command line: each program names the extra that it lacks, and needs no more; Ctrl-C is one
 line, and the exit status 130."""
 
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from py4j.protocol import Py4JNetworkError
 
 from purgatory.pipeline import _command_line
 from purgatory.pipeline._command_line import main
 
-Program = Callable[..., subprocess.CompletedProcess[str]]
 WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys({missing!r}))  # importing these fails from here on
@@ -32,9 +27,7 @@ SPARK = ("pyspark", "py4j", "uvicorn")
         ("synth", "duckdb", "report"),
     ],
 )
-def test_missing_package_error_names_its_extra(
-    program_name: str, missing: str, extra: str, program: Program
-) -> None:
+def test_missing_package_error_names_its_extra(program_name, missing, extra, program):
     code = WITHOUT.format(missing=[missing], arguments=[program_name, "--help"])
 
     failed = program("-c", code, status=1)
@@ -45,7 +38,7 @@ def test_missing_package_error_names_its_extra(
     assert f"pip install '.[{extra}]'" in line
 
 
-def test_a_report_needs_neither_spark_nor_java(program: Program, tmp_path: Path) -> None:
+def test_a_report_needs_neither_spark_nor_java(program, tmp_path):
     (tmp_path / "journal" / "operations").mkdir(parents=True)
     arguments = ["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]
 
@@ -63,7 +56,7 @@ def test_a_report_needs_neither_spark_nor_java(program: Program, tmp_path: Path)
     )
 
 
-def test_the_help_needs_nothing(program: Program) -> None:
+def test_the_help_needs_nothing(program):
     said = program(
         "-c",
         WITHOUT.format(
@@ -77,9 +70,7 @@ def test_the_help_needs_nothing(program: Program) -> None:
 @pytest.mark.parametrize(
     "over_it", [None, Py4JNetworkError("Answer from Java side is empty"), AttributeError("no _jsc")]
 )
-def test_errors_caused_by_ctrl_c_are_not_reported(
-    over_it: Exception | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_caused_by_ctrl_c_are_not_reported(over_it, monkeypatch, capsys):
     def interrupted(*_: object) -> int:
         try:
             raise KeyboardInterrupt
@@ -96,7 +87,7 @@ def test_errors_caused_by_ctrl_c_are_not_reported(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_unexpected_error_is_reported_with_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_reported_with_traceback(monkeypatch):
     monkeypatch.setattr(_command_line, "_parser", lambda *_: dict[str, int]()["x"])
 
     with pytest.raises(KeyError):

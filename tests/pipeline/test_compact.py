@@ -1,5 +1,6 @@
 """Compaction: the same rows in fewer files, after a kill at any step, and beside reports."""
 
+import asyncio
 import os
 import random
 import time
@@ -21,10 +22,13 @@ from journals import (
     write,
 )
 
+from purgatory import DelayedOperation, Purgatory
+from purgatory.journal import Journal
 from purgatory.pipeline import _rows, _snapshot
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.compact import compact
+from purgatory.testing import VirtualTimeLoop
 
 DAY = 86_400
 NOON = time.time() // DAY * DAY - 10.5 * DAY
@@ -57,7 +61,7 @@ def assert_reported(journal: Path, rows: list[dict[str, Any]], out: Path) -> int
     return counts["operations", "duplicates dropped"] + counts["checks", "duplicates dropped"]
 
 
-def test_files_of_a_day_become_one(tmp_path: Path) -> None:
+def test_files_of_a_day_become_one(tmp_path):
     journal = tmp_path / "journal"
     rows = small_files(journal)
     other_day = write(journal, "operations", "late", [])
@@ -74,7 +78,7 @@ def test_files_of_a_day_become_one(tmp_path: Path) -> None:
     assert compact_journal(journal) == {"operations": (0, 0), "checks": (0, 0)}
 
 
-def test_young_files_stay_and_join_later(tmp_path: Path) -> None:
+def test_young_files_stay_and_join_later(tmp_path):
     noon = time.time() - time.time() % DAY + DAY / 2  # all files are of one day
     small_files(tmp_path, at=noon)
     age = time.time() - noon
@@ -85,9 +89,7 @@ def test_young_files_stay_and_join_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [_rows.BATCH_BYTES, 20_000])
-def test_damaged_file_is_left_alone_and_reported(
-    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_file_is_left_alone_and_reported(batch, tmp_path, monkeypatch, capsys):
     small_files(tmp_path)
     bad = write(tmp_path, "operations", "\x1b[2J", random_operations(random.Random(2), 3000))
     damage(bad, "zeroed")
@@ -104,7 +106,7 @@ def test_damaged_file_is_left_alone_and_reported(
     assert len([*(tmp_path / "operations").iterdir()]) == 2
 
 
-def test_partial_file_of_a_kill_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_file_of_a_kill_is_deleted(tmp_path, monkeypatch):
     write(tmp_path, "checks", ".compacted-x", [])
     write(tmp_path, "operations", ".compacted-x", [])
     compact_journal(tmp_path)  # another one may be writing it
@@ -142,7 +144,7 @@ def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_kill_at_any_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kill_at_any_step_loses_nothing(tmp_path, monkeypatch):
     kills = 0
     for steps in range(100):
         journal = tmp_path / f"{steps}"
@@ -161,9 +163,7 @@ def test_kill_at_any_step_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert kills == 14
 
 
-def test_report_during_compaction_reads_rows_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_during_compaction_reads_rows_once(tmp_path, monkeypatch):
     """Before a listing or a file that is read, a compaction gets so far."""
     rows_of, listed = _rows.rows_of, _snapshot.Snapshot._listed
     for moment in range(6):
@@ -187,9 +187,7 @@ def test_report_during_compaction_reads_rows_once(
                 assert_reported(journal, rows, tmp_path / "out")
 
 
-def test_second_compaction_leaves_files_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_compaction_leaves_files_of_the_first(tmp_path, monkeypatch):
     journal = tmp_path / "journal"
     rows = small_files(journal)
     write_ = program._write
@@ -206,18 +204,56 @@ def test_second_compaction_leaves_files_of_the_first(
 
 
 @pytest.mark.parametrize("text", ["", "1", "h", "-1h", "1w", "1 h", "٣h"])
-def test_what_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_duration_is_refused(text, capsys):
     with pytest.raises(SystemExit) as error:
         main(["compact", "journal", f"--older-than={text}"])
     assert error.value.code == 2 and "expected a duration such as 90s" in capsys.readouterr().err
 
 
-def test_directory_without_journal_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_directory_without_journal_is_refused(tmp_path, capsys):
     assert main(["compact", str(tmp_path)]) == 1
     assert (
         capsys.readouterr().err
         == f"cannot compact {str(tmp_path)!r}: it has no folder 'operations'\n"
     )
     assert [*tmp_path.iterdir()] == []
+
+
+class Never(DelayedOperation[None]):
+    def try_complete(self) -> bool:
+        return False
+
+
+def journal_of_one_second(folder: Path) -> None:
+    """Checks of one key in one second, which fill several files."""
+
+    async def main() -> None:
+        with Journal(folder, file_bytes=1) as journal:
+            async with Purgatory("letters", observer=journal) as purgatory:
+                purgatory.try_complete_else_watch(Never(), ["key"])
+                for _ in range(5_000):
+                    purgatory.check_and_complete("key")
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_a_second_that_several_files_share_counts_whole(tmp_path):
+    journal = tmp_path / "journal"
+    journal_of_one_second(journal)
+    files = sorted((journal / "checks").iterdir())
+    assert len(files) > 2
+
+    for step in ("as written", "with a copy", "compacted"):
+        if step == "with a copy":
+            files[0].with_name("copy.parquet").write_bytes(files[0].read_bytes())
+        elif step == "compacted":
+            compact(journal / "checks", "checks", older_than=-3600)
+            assert len([*(journal / "checks").iterdir()]) == 1
+
+        report(journal, tmp_path / step)
+
+        [row] = table(tmp_path / step, "keys")
+        assert (row.key, row.checks, row.tried, row.completed) == ("key", 5_000, 5_000, 0)
+        counts = account(table(tmp_path / step, "reconciliation"))
+        assert counts["checks", "duplicates dropped"] == (step != "as written")

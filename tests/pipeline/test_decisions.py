@@ -100,7 +100,7 @@ def as_the_model(events, unit, forget, at_once, data) -> None:
 
 
 @pytest.mark.parametrize("examples", [80, pytest.param(3000, marks=pytest.mark.slow)])
-def test_any_events_decide_as_the_model(examples: int) -> None:
+def test_any_events_decide_as_the_model(examples):
     history = given(anything, UNITS, FORGETS, st.booleans(), st.data())(as_the_model)
     settings(max_examples=examples)(history)()
 
@@ -122,7 +122,7 @@ def test_any_events_decide_as_the_model(examples: int) -> None:
         (Signal(None, 1, 9), "it lacks a key, a value or an instant"),
     ],
 )
-def test_late_row_has_its_reason(refused: Any, reason: str) -> None:
+def test_late_row_has_its_reason(refused, reason):
     shard = Shard(defaultdict(dict).__getitem__)
     if isinstance(refused, Operation):
         shard.register(operations_batch([refused]), 5)
@@ -135,14 +135,14 @@ def test_late_row_has_its_reason(refused: Any, reason: str) -> None:
     assert shard.counts.late + shard.counts.late_signals == 1
 
 
-def test_of_several_shards_one_reports_a_late_signal() -> None:
+def test_of_several_shards_one_reports_a_late_signal():
     shard = Shard(defaultdict(dict).__getitem__)
     shard.signal(signals_batch([Signal("x", 1, 3)], reporter=LABEL + 1), 5, LABEL)
 
     assert shard.take() == [] and shard.counts.late_signals == 0
 
 
-def test_rows_far_ahead_are_not_read() -> None:
+def test_rows_far_ahead_are_not_read():
     shard = Stored()
     shard.step(*(operation(f"o{n}", registered_at=n, deadline=90) for n in range(50, 90)), now=1)
     chunks = shard.stores["operations"]
@@ -153,7 +153,7 @@ def test_rows_far_ahead_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("forget_after", [None, 60 * SECOND])
-def test_keys_and_ids_leave_the_state(forget_after: int | None) -> None:
+def test_keys_and_ids_leave_the_state(forget_after):
     shard, most = Stored(forget_after), defaultdict(int)
     for second in range(0, 1000, 10):
         now = second * SECOND
@@ -175,7 +175,7 @@ def test_keys_and_ids_leave_the_state(forget_after: int | None) -> None:
     assert (most["values"] <= 19 * 30) == (forget_after is not None)
 
 
-def test_signal_among_many_pending_completes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_among_many_pending_completes_one(monkeypatch):
     for module in (_rows, _state):
         monkeypatch.setattr(module, "MAX_ROWS", 10_000)
     monkeypatch.setattr(_state, "MAX_ENTRIES_PER_PAGE", 64)

@@ -1,7 +1,6 @@
 """Journals with a hostile writer, and addresses with secrets: what is printed and written."""
 
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from purgatory.pipeline._snapshot import Snapshot
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\n[/x][link=https://evil.example]\ud7ff\u202e"
 
 
-def test_report_prints_names_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_names_escaped(tmp_path, capsys):
     rows = [
         operation(number, purgatory=ESCAPES, kind=ESCAPES, keys=[ESCAPES], missed_trigger=True)
         for number in range(3)
@@ -46,18 +45,13 @@ def test_report_prints_names_escaped(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("x?sig=abc&se=1", "x?sig=***&se=1"),
     ],
 )
-def test_secrets_of_addresses_are_replaced(text: str, expected: str) -> None:
+def test_secrets_of_addresses_are_replaced(text, expected):
     assert expected in without_secrets(text)
     assert "abc" not in without_secrets(text)
 
 
 @pytest.mark.parametrize("extra", [[], ["--verbose"]])
-def test_errors_name_no_secret(
-    tmp_path: Path,
-    extra: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_errors_name_no_secret(tmp_path, extra, monkeypatch, capsys):
     write(tmp_path, "operations", "x", [operation(0)])
 
     def refuse(_: str, master: str, *__: Any, **___: Any) -> None:
@@ -72,7 +66,7 @@ def test_errors_name_no_secret(
     assert "hunter2" not in printed and "token=***" in printed and "me:***@localhost" in printed
 
 
-def test_sparse_run_counter_is_not_read(tmp_path: Path) -> None:
+def test_sparse_run_counter_is_not_read(tmp_path):
     write(tmp_path, "operations", "x", [operation(0)])
     (tmp_path / "runs").mkdir()
     with (tmp_path / "runs" / "sparse").open("wb") as sparse:
@@ -87,7 +81,7 @@ def test_sparse_run_counter_is_not_read(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-def test_page_at_a_link_keeps_its_target(tmp_path: Path) -> None:
+def test_page_at_a_link_keeps_its_target(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     write(tmp_path / "journal", "operations", "x", [operation(0)])

@@ -98,7 +98,7 @@ def cells(browser: Chrome, section: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("sized", SIZES, indirect=True)
-def test_page_fits_every_size_without_errors(sized: Chrome, report: Path) -> None:
+def test_page_fits_every_size_without_errors(sized, report):
     opened(sized, report)
 
     assert sized.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -111,7 +111,7 @@ def test_page_fits_every_size_without_errors(sized: Chrome, report: Path) -> Non
         assert picture.find_element(By.CSS_SELECTOR, ".main-svg").size["width"] <= SIZES["desk"][0]
 
 
-def test_filters_apply_to_the_whole_page(sized: Chrome, report: Path) -> None:
+def test_filters_apply_to_the_whole_page(sized, report):
     opened(sized, report)
     assert number(tiles(sized)["started"]) > 2900 and len(cells(sized, "timeouts")) == 7
 
@@ -126,7 +126,7 @@ def test_filters_apply_to_the_whole_page(sized: Chrome, report: Path) -> None:
     assert tiles(sized)["completed"] == of_fine[3]
 
 
-def test_heat_map_has_a_cell_for_each_second(sized: Chrome, report: Path) -> None:
+def test_heat_map_has_a_cell_for_each_second(sized, report):
     opened(sized, report)
     draw(sized, "heat")
 
@@ -142,7 +142,7 @@ def test_heat_map_has_a_cell_for_each_second(sized: Chrome, report: Path) -> Non
     assert sum(int(row[3]) for row in cells(sized, "keys")) == 180
 
 
-def test_time_zoom_filters_figures_and_tables(sized: Chrome, report: Path) -> None:
+def test_time_zoom_filters_figures_and_tables(sized, report):
     opened(sized, report)
     before, keys = tiles(sized), cells(sized, "keys")
 
@@ -158,7 +158,7 @@ def test_time_zoom_filters_figures_and_tables(sized: Chrome, report: Path) -> No
     assert tiles(sized) == before
 
 
-def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Path) -> None:
+def test_waits_and_curve_follow_zoom_and_are_labelled(sized, report):
     opened(sized, report)
     rows = [row for row in ROWS if (row["purgatory"], row["kind"]) == ("letters", "Join")]
     last = {
@@ -203,7 +203,7 @@ def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Pat
     assert {each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")} == {""}
 
 
-def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Path) -> None:
+def test_completions_at_deadline_do_not_rate_timeouts(sized, report):
     opened(sized, report)
     assert "`" not in sized.find_element(By.TAG_NAME, "body").text
 
@@ -215,7 +215,7 @@ def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Pat
     assert row[-3:] == ["not answerable"] * 3
 
 
-def test_plain_journal_answers_zero_without_empty_sections(sized: Chrome, tmp_path: Path) -> None:
+def test_plain_journal_answers_zero_without_empty_sections(sized, tmp_path):
     rows = [
         operation(number, timeout_s=2.0, ended_at=START + timedelta(seconds=1 + number / 20))
         for number in range(20)
@@ -232,7 +232,7 @@ def test_plain_journal_answers_zero_without_empty_sections(sized: Chrome, tmp_pa
     assert "Nothing" not in sized.find_element(By.TAG_NAME, "body").text
 
 
-def test_paper_is_light_and_pictures_have_its_width(sized: Chrome, report: Path) -> None:
+def test_paper_is_light_and_pictures_have_its_width(sized, report):
     dark = {"name": "prefers-color-scheme", "value": "dark"}
     sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
     opened(sized, report)
@@ -256,7 +256,7 @@ def test_paper_is_light_and_pictures_have_its_width(sized: Chrome, report: Path)
     sized.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_names_with_markup_are_shown_as_text(sized: Chrome, tmp_path: Path) -> None:
+def test_names_with_markup_are_shown_as_text(sized, tmp_path):
     link = '<a href="https://evil.example/">look</a>'
     rows = [
         operation(number, purgatory=f"{link}{number % 2}", kind=f"<b>{link}", keys=[link])

@@ -1,9 +1,7 @@
 """The adapter between shards and Spark, without Spark: rows are packed, state is in pages, and
 nothing of it is left over."""
 
-import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,7 +60,7 @@ def kinds(tws: TwsTester) -> set[str]:
     return {kind for kind, _ in tws.peekMapState("parts", LABEL)}
 
 
-def test_state_continues_until_the_last_timer() -> None:
+def test_state_continues_until_the_last_timer():
     tws = simulated()
     received = tws.test(LABEL, [row(operation()), row(Signal("x", 1, 5_000))])
     first_due = 1  # the registration, in milliseconds
@@ -80,7 +78,7 @@ def test_state_continues_until_the_last_timer() -> None:
     assert "waiting" not in kinds(tws)
 
 
-def test_another_number_of_shards_is_refused() -> None:
+def test_another_number_of_shards_is_refused():
     tws = simulated()
     tws.test(LABEL, [row(operation())])
     tws.processor.shards = 8
@@ -89,7 +87,7 @@ def test_another_number_of_shards_is_refused() -> None:
         tws.test(LABEL, [row(operation("b"))])
 
 
-def test_rows_are_packed_by_shard_without_ticks() -> None:
+def test_rows_are_packed_by_shard_without_ticks():
     def received(batch: pa.RecordBatch, are_ticks: list[bool], **more: Any) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | more
         return pa.RecordBatch.from_pydict({"is_tick": are_ticks, **columns})
@@ -125,9 +123,7 @@ print(processor.shards, [list(packer(iter(()))) for packer in packers])
 """
 
 
-def test_code_on_workers_runs_without_our_package(
-    program: Callable[..., subprocess.CompletedProcess[bytes]],
-) -> None:
+def test_code_on_workers_runs_without_our_package(program):
     send_code_to_workers()
     sent = cloudpickle.dumps(
         (ShardProcessor(4), [partial(pack, are_signals=True), partial(unpack, schema=DECISIONS)])

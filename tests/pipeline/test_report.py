@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from journals import (
     START,
-    Row,
     account,
     assert_tables_equal,
     check,
@@ -37,9 +36,7 @@ from purgatory.pipeline.report import _tables
 from purgatory.pipeline.report._data import data
 
 
-def test_dirty_journal_is_reported_without_its_faults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dirty_journal_is_reported_without_its_faults(tmp_path, monkeypatch):
     monkeypatch.setattr("purgatory.pipeline._rows.BATCH_BYTES", 20_000)
     journal, out = tmp_path / "journal *{1,2}[1]?", tmp_path / "out [1]*"
     write(tmp_path / "journal x1 1x", "operations", "decoy", [operation(1)])
@@ -92,7 +89,7 @@ def test_dirty_journal_is_reported_without_its_faults(
 
 @given(st.integers(0, 10**9).map(random.Random))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_tables_of_any_journal_match_naive_program(tmp_path: Path, rng: random.Random) -> None:
+def test_tables_of_any_journal_match_naive_program(tmp_path, rng):
     rows, files = random_files(rng)
     with TemporaryDirectory(dir=tmp_path) as folder:
         for number, some in enumerate(files):
@@ -121,16 +118,14 @@ PRINTED = {
 """Survival by week, and Greenwood's standard error, as in textbooks."""
 
 
-def test_curve_of_the_oracle_is_the_literatures() -> None:
+def test_curve_of_the_oracle_is_the_literatures():
     found = oracle.curve((abs(week), week > 0) for week in map(int, FREIREICH.split()))
 
     steps = {week: (round(float(left), 3), round(error, 4)) for week, _, left, error in found}
     assert {week: steps[week] for week in PRINTED} == PRINTED
 
 
-def test_eighty_column_terminal_cuts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eighty_column_terminal_cuts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     long = {"purgatory": "orders of the northern warehouse", "kind": "WaitForPaymentAndStock"}
     rows = [
@@ -149,9 +144,7 @@ def test_eighty_column_terminal_cuts_nothing(
     )
 
 
-def test_a_directory_without_a_journal_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_without_a_journal_is_refused(tmp_path, capsys):
     assert program(tmp_path, tmp_path / "out") == 1
 
     [line] = capsys.readouterr().err.splitlines()
@@ -164,7 +157,7 @@ def test_a_directory_without_a_journal_is_refused(
     assert capsys.readouterr().err == expected and (tmp_path / "out").read_text() == "precious"
 
 
-def test_checks_count_by_the_second_in_narrow_spans(tmp_path: Path) -> None:
+def test_checks_count_by_the_second_in_narrow_spans(tmp_path):
     start = START + timedelta(milliseconds=400)
     rows = [
         operation(number, started_at=start, ended_at=start + timedelta(seconds=number + 1))
@@ -183,7 +176,7 @@ def test_checks_count_by_the_second_in_narrow_spans(tmp_path: Path) -> None:
     assert hot["spans"] == 10
 
 
-def test_synth_is_deterministic_and_uses_journal_schema(tmp_path: Path) -> None:
+def test_synth_is_deterministic_and_uses_journal_schema(tmp_path):
     journals = [tmp_path / f"it's {number}" for number in range(3)]
     for journal, seed in zip(journals, (1, 1, 2), strict=True):
         for _ in range(2):  # it replaces what is there
@@ -200,9 +193,7 @@ def test_synth_is_deterministic_and_uses_journal_schema(tmp_path: Path) -> None:
     assert len(pq.read_table(journals[0] / "operations")) == 500
 
 
-def test_synth_refuses_a_negative_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_synth_refuses_a_negative_number(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["synth", "--operations=-5", "--out", str(tmp_path / "journal")])
     assert "'-5' is not a whole number, zero or more" in capsys.readouterr().err
@@ -217,7 +208,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("columns", LONG.values(), ids=LONG)
-def test_operation_waiting_for_ages_costs_few_rows(columns: Row, tmp_path: Path) -> None:
+def test_operation_waiting_for_ages_costs_few_rows(columns, tmp_path):
     journal, out = tmp_path / "journal", tmp_path / "out"
     rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
     write(journal, "operations", "x", rows)
@@ -237,9 +228,7 @@ def test_operation_waiting_for_ages_costs_few_rows(columns: Row, tmp_path: Path)
     assert summary.page.window.width * summary.page.window.count < 4_000_000
 
 
-def test_earlier_report_survives_later_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_report_survives_later_failure(tmp_path, monkeypatch):
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     assert program(journal, out) == 0
@@ -259,9 +248,7 @@ def test_earlier_report_survives_later_failure(
 
 
 @pytest.mark.parametrize("folder", ["tables", "rejected"])
-def test_report_deletes_no_foreign_files(
-    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_deletes_no_foreign_files(folder, tmp_path, capsys):
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     assert program(journal, out) == program(journal, out) == 0
@@ -279,9 +266,7 @@ def test_report_deletes_no_foreign_files(
 
 
 @pytest.mark.parametrize("what", ["master", "URI", "session", "Connect"])
-def test_spark_runs_for_master_uri_and_session(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_runs_for_master_uri_and_session(what, tmp_path, monkeypatch):
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     asked = []

@@ -28,9 +28,7 @@ def fake_java(home: Path, prints: str) -> None:
         ("hello", "does not report"),
     ],
 )
-def test_old_java_is_refused_with_advice(
-    prints: str, complaint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_java_is_refused_with_advice(prints, complaint, tmp_path, monkeypatch):
     fake_java(tmp_path, prints)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if complaint is None:
@@ -42,9 +40,7 @@ def test_old_java_is_refused_with_advice(
     assert "openjdk-17" in str(error.value)
 
 
-def test_a_missing_java_is_reported_with_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_java_is_reported_with_advice(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -89,16 +85,8 @@ SUBMITTED = "PYSPARK_SUBMIT_ARGS"
     ],
 )
 def test_master_and_memory_are_ours_by_default(
-    given: str | None,
-    environment: dict[str, str],
-    defaults: str,
-    master: str | None,
-    remote: str | None,
-    settings: set[str] | None,
-    built: MagicMock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    given, environment, defaults, master, remote, settings, built, tmp_path, monkeypatch
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "spark-defaults.conf").write_text(defaults)

@@ -1,6 +1,7 @@
-"""The stream job when a query fails, without Spark."""
+"""The stream job without Spark: a query that fails, options, and its page for this machine alone."""
 
 import argparse
+import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,13 +10,16 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from streams import job_of
 
+from purgatory.metrics import StreamMeter
 from purgatory.pipeline.streaming import _command, _job
+from purgatory.pipeline.streaming._command import _address
+from purgatory.pipeline.streaming._dashboard import dashboard
 from purgatory.pipeline.streaming._job import Job
 
 FOLDER = Path("folder")
 
 
-def test_error_of_a_query_is_one_line() -> None:
+def test_error_of_a_query_is_one_line():
     error = StreamingQueryException(
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
         "[PARQUET_COLUMN_DATA_TYPE_MISMATCH] Error while "
@@ -40,8 +44,8 @@ def test_error_of_a_query_is_one_line() -> None:
     ],
 )
 def test_only_local_unconfigured_checkpoints_rename_without_processes(
-    folders: tuple[str, str], configured: bool, changed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folders, configured, changed, monkeypatch
+):
     spark, hadoop = MagicMock(), MagicMock()
     spark.sparkContext.getConf().contains.return_value = configured
     hadoop.return_value.is_on_this_machine = lambda path: "://" not in path
@@ -52,7 +56,7 @@ def test_only_local_unconfigured_checkpoints_rename_without_processes(
     assert spark.conf.set.called == changed
 
 
-def test_failed_query_stops_the_sending_query(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_query_stops_the_sending_query(monkeypatch):
     """Otherwise the next try could not send: Spark allows one query for each checkpoint."""
     deciding, sending = MagicMock(), MagicMock()
     deciding.awaitTermination.side_effect = StreamingQueryException("the disk is full")
@@ -64,9 +68,7 @@ def test_failed_query_stops_the_sending_query(monkeypatch: pytest.MonkeyPatch) -
     sending.stop.assert_called_once_with()
 
 
-def test_slow_worker_restarts_the_query_a_few_times(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_worker_restarts_the_query_a_few_times(monkeypatch, capsys):
     errors = iter([StreamingQueryException("Python worker failed to connect back."), None])
     tries: list[object] = []
 
@@ -92,7 +94,7 @@ def test_slow_worker_restarts_the_query_a_few_times(
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
-def test_idle_that_is_no_positive_number_is_refused(text: str) -> None:
+def test_idle_that_is_no_positive_number_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match=f"positive number .* got '{text}'"):
         _command._idle(text)
 
@@ -106,10 +108,44 @@ def test_idle_that_is_no_positive_number_is_refused(text: str) -> None:
         ("--kafka-option=maxOffsetsPerTrigger=1", False),
     ],
 )
-def test_limited_batches_may_not_read_all(option: str, reads_all: bool) -> None:
+def test_limited_batches_may_not_read_all(option, reads_all):
     assert job_of(MagicMock(), FOLDER, option)._reads_all() is reads_all
 
 
-def test_idle_is_refused_with_available_now() -> None:
+def test_idle_is_refused_with_available_now():
     with pytest.raises(ValueError, match="there is no --idle"):
         job_of(MagicMock(), FOLDER, "--available-now", "--idle=5").run()
+
+
+ANYWHERE = ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0.0.0.0:9109", "10.0.0.7:9109", "example.org:9109", "9109", "127.0.0.1:", "127.0.0.1:65536"],
+)
+def test_foreign_address_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not HOST:PORT of this machine"):
+        _address(text)
+    assert [_address(text) for text in ("localhost:9109", "[::1]:80")] == [
+        ("localhost", 9109),
+        ("::1", 80),
+    ]
+
+
+def test_taken_port_is_reported_in_one_line():
+    with socket.create_server(ANYWHERE) as taken:
+        where = taken.getsockname()
+        complaint = rf"cannot serve on 127.0.0.1:{where[1]}: Address already in use"
+        with pytest.raises(OSError, match=complaint), dashboard(StreamMeter("x"), where):
+            pass
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/events"])
+def test_visitor_by_another_name_sees_nothing(path):
+    with dashboard(StreamMeter("x"), ANYWHERE) as url:
+        host, port = url.removeprefix("http://").rstrip("/").split(":")
+        with socket.create_connection((host, int(port))) as visitor:
+            head = f"GET {path} HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"
+            visitor.sendall(head.encode())
+            assert b" 403 " in visitor.makefile("rb").readline()

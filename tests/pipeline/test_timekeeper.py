@@ -91,7 +91,7 @@ def after(seconds: float) -> int:
 @pytest.mark.parametrize(
     "ticks", [FOLDER, "state of x/ticks", "./ticks", r"hdfs://a/state\ of x/ticks"]
 )
-def test_source_of_ticks_is_found_by_its_folder(ticks: str) -> None:
+def test_source_of_ticks_is_found_by_its_folder(ticks):
     silent = Timekeeper(ticks, idle=60, delay=10, due={LABEL: NOW - 200 * SECOND})
     silent.update(progress(NOW, READ, UNREAD))
     silent.update(progress(after(60), READ, UNREAD))
@@ -100,19 +100,19 @@ def test_source_of_ticks_is_found_by_its_folder(ticks: str) -> None:
     assert silent.inputs["signals"].read_up_at is None
 
 
-def test_metrics_through_spark_connect_have_names() -> None:
+def test_metrics_through_spark_connect_have_names():
     schema = {"fields": [{"name": "rows"}, {"name": "newest"}]}
 
     assert metrics(Row(values=[3, None], schema=schema)) == {"rows": 3, "newest": None}
     assert metrics(Row(rows=3, newest=None)) == {"rows": 3, "newest": None}
 
 
-def test_query_without_ticks_is_refused() -> None:
+def test_query_without_ticks_is_refused():
     with pytest.raises(ValueError, match="expected a query with the ticks of read_ticks, got"):
         Timekeeper("other", idle=60, delay=10).update(progress(NOW, READ, READ))
 
 
-def test_next_tick_is_known_before_anything_is_due() -> None:
+def test_next_tick_is_known_before_anything_is_due():
     assert keeper(due=None).next_tick_at() is None
     assert keeper(idle=None).next_tick_at() is None
 
@@ -124,7 +124,7 @@ def test_next_tick_is_known_before_anything_is_due() -> None:
     assert silent.next_tick_at() == after(76)
 
 
-def test_input_read_to_latest_offset_is_idle() -> None:
+def test_input_read_to_latest_offset_is_idle():
     shared = source("a", 1, 2, 2)  # with rows of the other input
     silent = keeper()
     for second in (0, 60):
@@ -139,7 +139,7 @@ def test_input_read_to_latest_offset_is_idle() -> None:
     assert silent.take_ticks(after(20_000)) == {}
 
 
-def test_event_time_names_silent_input_and_its_silence() -> None:
+def test_event_time_names_silent_input_and_its_silence():
     silent = keeper()
     assert silent.now() == StreamTime(None, None, None)
     silent.update(progress(NOW, UNREAD, UNREAD, (3, 3), (NOW, NOW)))
@@ -149,7 +149,7 @@ def test_event_time_names_silent_input_and_its_silence() -> None:
     assert silent.now() == StreamTime(NOW / 1000, "signals", NOW / 1000)
 
 
-def test_event_time_is_described_in_one_line() -> None:
+def test_event_time_is_described_in_one_line():
     assert StreamTime(None, None, None).describe(0, 0) == "no event time yet"
     held = StreamTime(START / 1000, "signals", START / 1000 + 7)
     assert held.describe(START / 1000 + 67.25, 3) == (
@@ -323,5 +323,5 @@ def with_silences(seed: int, pauses: bool) -> None:
 @pytest.mark.parametrize(
     "examples", [15, pytest.param(150 * THOROUGHNESS, marks=[pytest.mark.slow, LONG])]
 )
-def test_random_silences_decide_as_the_definition(examples: int) -> None:
+def test_random_silences_decide_as_the_definition(examples):
     settings(max_examples=examples)(given(st.integers(0, 10**9), st.booleans())(with_silences))()
