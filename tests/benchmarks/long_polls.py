@@ -13,10 +13,12 @@ import json
 import math
 import random
 import time
-from functools import partial
+from collections import defaultdict
 from itertools import product
 from statistics import median
-from typing import Any, Final, cast
+from typing import Any, Final
+
+from asgi_connection import Connection
 
 from benchmarks import harness
 from benchmarks.harness import QUICK_DIVISOR, Row, in_fresh_process, positive, process
@@ -28,7 +30,6 @@ OTHER_CONNECTIONS = 100
 WAIT = 3000  # seconds; no poll of the benchmark ends at its deadline
 POLLS_PER_KEY = 10
 ANSWERS_PER_SECOND = 500
-BATCH_OF_CONNECTIONS = 100
 FIGURES: Final = {"p50": (1e3, "ms"), "p99": (1e3, "ms"), "p99.9": (1e3, "ms"), "cpu": (1e6, "µs")}
 """The figures of a run: the factor from seconds, and the unit."""
 
@@ -77,96 +78,44 @@ def run(options: argparse.Namespace) -> int:
 # -- the clients, in a process of their own
 
 
-class Poller(asyncio.Protocol):
-    """One connection, with one poll after the other on it."""
-
-    def __init__(self, clients: "Clients", key: int) -> None:
-        self.clients, self.key = clients, key
-        self.transport: asyncio.Transport
-        self.buffer = b""
-        self.seen = 0
-        self.is_waiting = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def poll(self) -> None:
-        self.is_waiting = True
-        self.transport.write(
-            b"GET /%s?key=%d&seen=%d&wait=%d HTTP/1.1\r\nHost: bench\r\n\r\n"
-            % (self.clients.path, self.key, self.seen, WAIT)
-        )
-
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        head, ended, body = self.buffer.partition(b"\r\n\r\n")
-        if not ended or (head.startswith(b"HTTP/1.1 200") and not body.endswith(b"}")):
-            return
-        now = time.monotonic()
-        self.buffer = b""
-        self.is_waiting = False
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"the server answered {head[:40]!r}")
-        answer = json.loads(body)
-        self.seen = answer["version"]
-        self.clients.latencies.append(now - answer["at"])
-        if self.clients.polling:
-            self.poll()
-
-
 class Clients:
-    """All connections to one server, and their measurements."""
+    """All connections to one server, with one poll after the other on each, and their
+    measurements."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.port = port
         self.random = random.Random(seed)
-        self.pollers: list[Poller] = []
-        self.path = b"ours"
+        self.connections: list[Connection] = []
+        self.seen: defaultdict[int, int] = defaultdict(int)
         self.polling = False
         self.latencies: list[float] = []
 
+    async def connect(self) -> Connection:
+        return Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+
     async def ask(self, method: str, target: str) -> Any:
         """One request on a connection of its own."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(
-            f"{method} {target} HTTP/1.1\r\nHost: bench\r\nContent-Length: 0\r\nConnection: "
-            "close\r\n\r\n".encode()
-        )
-        body = (await reader.read()).partition(b"\r\n\r\n")[2]
-        writer.close()
+        connection = await self.connect()
+        connection.send(target, method)
+        _, _, body = await connection.answer()
+        connection.hang_up()
         return json.loads(body) if body else None
 
-    async def until_open(self, count: int) -> None:
-        while (await self.ask("GET", "/state"))["open"] != count:
-            await asyncio.sleep(0.01)
+    async def poll(self, path: str, number: int) -> None:
+        """Asks again and again on one connection."""
+        connection, key = self.connections[number], number // POLLS_PER_KEY
+        while self.polling:
+            connection.send(f"/{path}?key={key}&seen={self.seen[number]}&wait={WAIT}")
+            status, _, body = await connection.answer()
+            now = time.monotonic()
+            if status != 200:
+                raise RuntimeError(f"the server answered {status}")
+            answer = json.loads(body)
+            self.seen[number] = answer["version"]
+            self.latencies.append(now - answer["at"])
 
-    async def connect(self, count: int) -> None:
-        loop = asyncio.get_running_loop()
-        while len(self.pollers) < count:
-            numbers = range(len(self.pollers), min(count, len(self.pollers) + BATCH_OF_CONNECTIONS))
-            protocols = [partial(Poller, self, number // POLLS_PER_KEY) for number in numbers]
-            made = [
-                loop.create_connection(protocol, "127.0.0.1", self.port) for protocol in protocols
-            ]
-            self.pollers += [poller for _, poller in await asyncio.gather(*made)]
-
-    async def open_polls(self, path: str) -> None:
-        self.path, self.polling = path.encode(), True
-        for start in range(0, len(self.pollers), BATCH_OF_CONNECTIONS):
-            for poller in self.pollers[start : start + BATCH_OF_CONNECTIONS]:
-                poller.poll()
-            await asyncio.sleep(0)
-        await self.until_open(len(self.pollers))
-
-    async def end_polls(self) -> None:
-        """Waits for the answers of all polls, and sends no further polls."""
-        self.polling = False
-        keys = range(-(-len(self.pollers) // POLLS_PER_KEY))
-        for start in range(0, len(keys), BATCH_OF_CONNECTIONS):
-            batch = keys[start : start + BATCH_OF_CONNECTIONS]
-            await asyncio.gather(*(self.ask("POST", f"/publish?key={key}") for key in batch))
-        # The server may have ended a poll whose answer is on its way.
-        while any(poller.is_waiting for poller in self.pollers):
+    async def until_open(self) -> None:
+        while (await self.ask("GET", "/state"))["open"] != len(self.connections):
             await asyncio.sleep(0.01)
 
     async def publish(self, rate: float, seconds: float) -> None:
@@ -176,38 +125,41 @@ class Clients:
             end += seconds
             while (due := due + self.random.expovariate(rate)) < end:
                 await asyncio.sleep(due - time.monotonic())
-                key = self.random.randrange(-(-len(self.pollers) // POLLS_PER_KEY))
+                key = self.random.randrange(-(-len(self.connections) // POLLS_PER_KEY))
                 group.create_task(self.ask("POST", f"/publish?key={key}"))
 
     async def load(self, path: str, rate: float, seconds: float) -> dict[str, Any]:
         """Opens all polls with one of the handlers, publishes for a while, and ends them."""
-        await self.open_polls(path)
-        await asyncio.sleep(min(1.0, seconds))
-        self.latencies.clear()
-        before, cpu, started = (
-            await self.ask("GET", "/state"),
-            time.process_time(),
-            time.monotonic(),
-        )
-        await self.publish(rate, seconds)
-        await self.until_open(len(self.pollers))
-        after, passed = await self.ask("GET", "/state"), time.monotonic() - started
-        latencies = sorted(self.latencies) or [math.nan]
-        result = {
-            "path": path,
-            "cpu": (after["cpu"] - before["cpu"]) / len(latencies),
-            "clients_busy": (time.process_time() - cpu) / passed,
-        }
-        for share in (50, 99, 99.9):
-            result[f"p{share:g}"] = latencies[int(share / 100 * (len(latencies) - 1))]
-        await self.end_polls()
+        self.polling = True
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(self.connections)):
+                group.create_task(self.poll(path, number))
+            await self.until_open()
+            await asyncio.sleep(min(1.0, seconds))
+            self.latencies.clear()
+            before = await self.ask("GET", "/state")
+            cpu, started = time.process_time(), time.monotonic()
+            await self.publish(rate, seconds)
+            await self.until_open()
+            after, passed = await self.ask("GET", "/state"), time.monotonic() - started
+            latencies = sorted(self.latencies) or [math.nan]
+            result = {
+                "path": path,
+                "cpu": (after["cpu"] - before["cpu"]) / len(latencies),
+                "clients_busy": (time.process_time() - cpu) / passed,
+            }
+            for share in (50, 99, 99.9):
+                result[f"p{share:g}"] = latencies[int(share / 100 * (len(latencies) - 1))]
+            self.polling = False
+            for key in range(-(-len(self.connections) // POLLS_PER_KEY)):
+                await self.ask("POST", f"/publish?key={key}")
         return result
 
 
 async def measure(port: int, job: Row) -> list[Row]:
     """Runs the handlers alternately."""
     made = Clients(port, job["seed"])
-    await made.connect(job["polls"])
+    made.connections = [await made.connect() for _ in range(job["polls"])]
     rate = ANSWERS_PER_SECOND / POLLS_PER_KEY
     return [
         await made.load(path, rate, job["seconds"])

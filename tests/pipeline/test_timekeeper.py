@@ -5,7 +5,6 @@ batches of a limited size, a watermark that is the least of both, ticks that are
 other, and kills after which the last batch is repeated.
 """
 
-import copy
 import json
 import random
 from collections.abc import Iterator
@@ -219,11 +218,7 @@ class Stream:
         middle = began + round(seconds * SECOND / 2)
         self.ticks += self.keeper.take_ticks(middle).items()
         self.clock += round(seconds * SECOND)
-        if killed:  # it has run, and nothing of it was committed
-            lost = copy.deepcopy(self.shard)
-            self.shard, kept = lost, self.shard
-            self.run(self.batch)
-            self.shard = kept
+        if killed:  # nothing of it was committed
             return
         self.decided += self.run(self.batch)
         ends, ticks, self.batch = self.batch["ends"], self.batch["ticks"], None
