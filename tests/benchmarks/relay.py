@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+import redis
 from ports import free_port
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -167,25 +167,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measures all rows."""
-    with tempfile.TemporaryDirectory(prefix="relay-") as folder, own_redis(folder) as redis:
+    with tempfile.TemporaryDirectory(prefix="relay-") as folder, own_redis(folder) as url:
         number = 1 if options.quick else options.rounds
-        rounds = [round_of_stores(folder, redis, options) for _ in range(number)]
+        rounds = [round_of_stores(folder, url, options) for _ in range(number)]
     rows = [medians_of(each) for each in zip(*rounds, strict=True)]
     return harness.report(options, rows, f"{options.rate:,} writes a second to {KEYS} keys.")
 
 
-def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace) -> list[Row]:
+def round_of_stores(folder: str, url: str | None, options: argparse.Namespace) -> list[Row]:
     """A row for each way on each store."""
     seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
     job = {"keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
     rows = [
-        measured({**job, "way": "relay", "url": url}, is_killed=False)
-        for url in (f"file://{folder}/app", *options.store)
+        measured({**job, "way": "relay", "url": store}, is_killed=False)
+        for store in (f"file://{folder}/app", *options.store)
     ]
-    for way in WAYS if redis else ():
+    for way in WAYS if url else ():
         for is_killed in (False, True):
-            ask(redis or "", "FLUSHALL")  # keys begin at 0
-            rows.append(measured({**job, "way": way, "url": redis}, is_killed))
+            redis.Redis.from_url(url).flushall()  # keys begin at 0
+            rows.append(measured({**job, "way": way, "url": url}, is_killed))
     return rows
 
 
@@ -201,7 +201,7 @@ def measured(job: Row, is_killed: bool) -> Row:
         writer.send("start")
         until = time.monotonic() + job["seconds"]
         while is_killed and time.monotonic() < until:
-            ask(job["url"], "CLIENT KILL TYPE pubsub")
+            redis.Redis.from_url(job["url"]).execute_command("CLIENT KILL", "TYPE", "pubsub")
             time.sleep(KILL_INTERVAL)
         writes = writer.recv()
         last: dict[str, int] = {}
@@ -259,18 +259,10 @@ def own_redis(folder: str) -> Iterator[str | None]:
         try:
             url = f"redis://127.0.0.1:{port}/0"
             while server.poll() is None:
-                with suppress(OSError):
-                    ask(url, "PING")
+                with suppress(redis.ConnectionError):
+                    redis.Redis.from_url(url).ping()
                     break
                 time.sleep(0.05)
             yield url
         finally:
             server.kill()
-
-
-def ask(url: str, command: str) -> None:
-    """Has a Redis do a command."""
-    port = int(url.rpartition(":")[2].partition("/")[0])
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(command.encode() + b"\r\n")
-        client.recv(1 << 16)
