@@ -5,9 +5,9 @@ import gc
 import os
 import random
 import sys
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -143,21 +143,8 @@ async def iterations(count: int = 1) -> None:
 def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` in another thread while this one blocks, and returns its result or raises
     its exception."""
-    results: list[tuple[Any, BaseException | None]] = []
-
-    def call() -> None:
-        try:
-            results.append((function(*args), None))
-        except BaseException as error:
-            results.append((None, error))
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    [(result, error)] = results
-    if error is not None:
-        raise error
-    return result
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *args).result()
 
 
 def watch_all(
