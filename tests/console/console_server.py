@@ -9,7 +9,6 @@ uvicorn console_server:app     with a relay if `RELAY` has its store; `ADDRESS` 
 /session/3        three wait under keys that begin alike
 /threshold        two wait for a version
 /refuse           a poll was refused
-/eight            another page, with eight purgatories
 """
 
 import asyncio
@@ -37,7 +36,6 @@ ATTACKS = [
 
 meter = Meter()
 jobs: Purgatory["Job"] = Purgatory("jobs", observer=meter)
-eight: list[Purgatory["Job"]] = [Purgatory(f"purgatory {number}") for number in range(8)]
 versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
 polls = LongPolls()
 relay = Relay(os.environ["RELAY"]) if "RELAY" in os.environ else None
@@ -116,7 +114,6 @@ options = {"address": os.environ.get("ADDRESS"), "refresh": 0.25}
 page = console(jobs, versions, polls=polls, meter=meter, relay=relay, **options)
 routes = [
     Mount("/purgatory", page),
-    Mount("/eight", console(*eight)),
     Mount("/guarded", console(jobs, name="orders service", authorize=authorize)),
     *(Route(f"/{name}{{words:path}}", change) for name in CHANGES),
 ]

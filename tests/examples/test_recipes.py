@@ -3,8 +3,8 @@ the client has left, and when the server stops. On real servers and sockets, in 
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -54,33 +54,39 @@ async def under_aiohttp(app: Any) -> AsyncIterator[int]:
     await runner.cleanup()
 
 
-async def until_pending(module: ModuleType, number: int) -> None:
-    while module.jobs.pending != number:
-        await asyncio.sleep(0.01)
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Connection]:
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        yield connection
+    finally:
+        connection.hang_up()
+        with suppress(ConnectionError):
+            await connection.writer.wait_closed()
 
 
-class Clients:
-    """Connections to a port, each hung up in the end."""
+async def endings(module: ModuleType, get: Any, put: Any, stop: Any) -> list[Any]:
+    """The answers to `get(name, seconds)` at the deadline, with the value, and at the stop. Between
+    them a client leaves, which ends its wait."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.connections: list[Connection] = []
+    async def until_pending(number: int) -> None:
+        while module.jobs.pending != number:
+            await asyncio.sleep(0.01)
 
-    async def ask(self, what: str | bytes, method: str = "GET", body: bytes = b"") -> Connection:
-        """A new connection, on which a line was sent, or a request with its body."""
-        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
-        self.connections.append(connection)
-        if isinstance(what, bytes):
-            connection.writer.write(what)
-        else:
-            connection.send(what, method, body=body)
-        return connection
+    async def waiting(name: str) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(get(name, 60.0))
+        await until_pending(1)
+        return task
 
-    async def hang_up(self) -> None:
-        for connection in self.connections:
-            connection.hang_up()
-            with suppress(ConnectionError):
-                await connection.writer.wait_closed()
+    late = await get("1", 0.05)
+    satisfied = await waiting("1")
+    await put("1", "done")
+    value = await satisfied
+    (await waiting("2")).cancel()
+    await until_pending(0)
+    stopped = await waiting("3")
+    await stop()
+    return [late, value, await stopped]
 
 
 @on_asyncio
@@ -100,28 +106,24 @@ async def test_over_http_each_ending_has_its_answer(name, path, request):
         settings = override_settings(ROOT_URLCONF=module.__name__, ALLOWED_HOSTS=["127.0.0.1"])
         settings.enable()
         request.addfinalizer(settings.disable)
-    server = under_aiohttp if name == "aiohttp" else under_uvicorn
-    async with server(module.app) as port:
-        clients = Clients(port)
-        ask = clients.ask
-        assert (await (await ask(f"{path}/1?wait=0.05")).answer())[0] == 204
 
-        satisfied = await ask(f"{path}/1?wait=60")
-        await until_pending(module, 1)
-        assert (await (await ask(f"{path}/1", "PUT", b"done")).answer())[0] == 204
-        assert (await satisfied.answer())[::2] == (200, b"done")
+    async def ask(target: str, method: str = "GET", body: bytes = b"") -> Any:
+        async with connected(port) as connection:
+            connection.send(target, method, body=body)
+            status, headers, body = await connection.answer()
+            return status, headers.get("retry-after"), body
 
-        leaving = await ask(f"{path}/2?wait=60")
-        await until_pending(module, 1)
-        leaving.hang_up()
-        await until_pending(module, 0)
-
-        stopped = await ask(f"{path}/3?wait=60")
-        await until_pending(module, 1)
-    status, headers, _ = await stopped.answer()
-    assert (status, headers["retry-after"]) == (503, "1")
+    async with AsyncExitStack() as stack:
+        server = under_aiohttp if name == "aiohttp" else under_uvicorn
+        port = await stack.enter_async_context(server(module.app))
+        late, value, stopped = await endings(
+            module,
+            lambda name, seconds: ask(f"{path}/{name}?wait={seconds}"),
+            lambda name, value: ask(f"{path}/{name}", "PUT", value.encode()),
+            stack.aclose,
+        )
+    assert (late[0], value, stopped[:2]) == (204, (200, None, b"done"), (503, "1"))
     assert module.jobs.pending == 0
-    await clients.hang_up()
 
 
 @on_asyncio
@@ -137,29 +139,23 @@ async def test_over_tcp_each_ending_has_its_line(monkeypatch):
 
     monkeypatch.setattr(asyncio, "start_server", start)
     serving = asyncio.create_task(module.main(port=0))
-    clients = Clients((await bound).sockets[0].getsockname()[1])
-    ask = clients.ask
-    monkeypatch.setattr(module, "TIMEOUT", 0.05)
-    assert await (await ask(b"get 1\n")).reader.read() == b"-timeout\n"
-    monkeypatch.setattr(module, "TIMEOUT", 60.0)
+    port = (await bound).sockets[0].getsockname()[1]
 
-    satisfied = await ask(b"get 1\n")
-    await until_pending(module, 1)
-    assert await (await ask(b"put 1 done\n")).reader.read() == b"+\n"
-    assert await satisfied.reader.read() == b"+done\n"
+    async def ask(line: str) -> bytes:
+        async with connected(port) as connection:
+            connection.writer.write(line.encode())
+            return await connection.reader.read()
 
-    for leave in (Connection.hang_up, Connection.reset):
-        leaving = await ask(b"get 2\n")
-        await until_pending(module, 1)
-        leave(leaving)
-        await until_pending(module, 0)
+    def get(name: str, seconds: float) -> Awaitable[bytes]:
+        monkeypatch.setattr(module, "TIMEOUT", seconds)
+        return ask(f"get {name}\n")
 
-    stopped = await ask(b"get 3\n")
-    await until_pending(module, 1)
-    signal.raise_signal(signal.SIGTERM)
-    assert await stopped.reader.read() == b"-stopping\n"
-    await serving
-    await clients.hang_up()
+    async def stop() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+
+    found = await endings(module, get, lambda name, value: ask(f"put {name} {value}\n"), stop)
+    assert found == [b"-timeout\n", b"+done\n", b"-stopping\n"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -170,28 +166,19 @@ async def test_over_grpc_each_ending_has_its_status(monkeypatch):
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
-        monkeypatch.setattr(module, "MAX_WAIT", 0.05)
-        with pytest.raises(grpc.aio.AioRpcError) as late:
-            await result(b"1", timeout=60)
-        assert late.value.code() is grpc.StatusCode.NOT_FOUND
-        monkeypatch.setattr(module, "MAX_WAIT", 60.0)
 
-        satisfied = asyncio.ensure_future(result(b"1", timeout=60))
-        await until_pending(module, 1)
-        await finish(b"1=done")
-        assert await satisfied == b"done"
+        async def get(name: str, seconds: float) -> bytes | grpc.StatusCode:
+            monkeypatch.setattr(module, "MAX_WAIT", seconds)
+            try:
+                return await result(name.encode())
+            except grpc.aio.AioRpcError as error:
+                return error.code()
 
-        leaving = asyncio.ensure_future(result(b"2"))
-        await until_pending(module, 1)
-        leaving.cancel()
-        await until_pending(module, 0)
+        async def put(name: str, value: str) -> None:
+            await finish(f"{name}={value}".encode())
 
-        stopped = asyncio.ensure_future(result(b"3"))
-        await until_pending(module, 1)
-        await module.stop(server)
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await stopped
-        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        found = await endings(module, get, put, lambda: module.stop(server))
+    assert found == [grpc.StatusCode.NOT_FOUND, b"done", grpc.StatusCode.UNAVAILABLE]
 
 
 @on_virtual_time

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from purgatory import top
 from purgatory.top import _follow, _source
-from purgatory.top._drawing import cut, keys_of, screen
+from purgatory.top._drawing import cut, screen
 
 
 def state(**more):
@@ -57,14 +57,6 @@ def test_other_workers_are_listed_in_printable_text():
         assert f"and {100 - most} more workers" in [line.rstrip() for line in lines]
     for none in (state(), state(others=None), state(others=[])):
         assert not any(line.startswith("worker") for line in lines_of(none))
-
-
-def test_control_characters_of_a_foreign_server_are_escaped():
-    rude = "\x1b]0;title\x07"
-    others = [other(rude, host=rude, began=rude, address=rude)]
-    lines = "".join(lines_of(state(worker={"id": "a", "pid": rude}, others=others)))
-    assert "\x1b" not in lines and lines.count("title") == 4
-    assert keys_of({"keys": [rude], "moreKeys": 2}) == r"\x1b]0;title\x07 and 2 more"
 
 
 @contextmanager
@@ -229,23 +221,6 @@ def test_figures_show_their_age_without_server():
     lines = lines_of(state(at=1000.0), error="reconnecting to x", now=1012.2)
     assert "OLD FIGURES, 12 s ago" in lines[0] and lines[1] == "reconnecting to x"
     assert "live" not in lines[0]
-
-
-@pytest.mark.parametrize("code", [304, 403])
-def test_error_responses_are_closed(code, monkeypatch):
-    bodies, source = [], _source.Source("http://127.0.0.1:1/", {})
-
-    def refuse(*_, **__):
-        bodies.append(io.BytesIO(b""))
-        raise HTTPError("http://x", code, "no", {}, bodies[-1])
-
-    source._opener.open = refuse
-    if code == 403:
-        monkeypatch.setattr(top, "Source", lambda *_: source)
-        assert top.main(["--once", "http://127.0.0.1:1/"]) == 1
-    else:
-        source.next()
-    assert bodies and all(body.closed for body in bodies)
 
 
 @pytest.mark.parametrize("drips", [False, True])
