@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cramjam import lz4, snappy, zstd
-from purgatory_broker.batches import find_time, iter_records, read_produced
 from raw import make_batch, running_broker
 
 
@@ -71,14 +70,3 @@ async def test_unfit_batch_gets_kafkas_error() -> None:
         for batch, error in refused():
             assert await client.produce("topic", batch) == [(error, -1)], batch[:100]
         assert await client.produce("topic", make_batch(b"one")) == [("none", 0)]
-
-
-def test_records_without_a_length_are_given_up() -> None:
-    batch = read_produced(make_batch(b"v"))._replace(record_count=1_000_000_000)
-    with pytest.raises(ValueError, match="a record of 0 bytes"):
-        list(iter_records(b"\0" * 20, batch))
-
-
-def test_batch_of_unreadable_records_is_found_whole() -> None:
-    batch = make_batch(b"v", attributes=1, compress=lambda _: b"garbage")
-    assert find_time(batch, 5000) == (0, 1000)

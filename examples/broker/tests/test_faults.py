@@ -37,15 +37,6 @@ async def send(client: Direct) -> tuple[str, int]:
     return outcome
 
 
-async def test_fault_ends_after_its_requests() -> None:
-    async with running_broker() as client:
-        client.broker.faults.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
-        client.broker.faults.fail("produce", "REQUEST_TIMED_OUT")
-        outcomes = [await send(client) for _ in range(4)]
-        expected = ["not_leader_or_follower"] * 2 + ["request_timed_out"]
-        assert outcomes == [*((error, -1) for error in expected), ("none", 0)]
-
-
 async def test_fault_for_all_requests_stays_until_cleared() -> None:
     async with running_broker() as client:
         client.broker.faults.fail("produce", "kafka_storage_error", times=None)

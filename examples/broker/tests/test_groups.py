@@ -205,19 +205,6 @@ async def test_pending_member_delays_one_session_at_most() -> None:
         assert SESSION <= now() - begun <= SESSION + 0.01
 
 
-async def test_join_during_a_sync_outlasts_its_session() -> None:
-    async with running_broker(topics=()) as client:
-        there, new = Member(client), Member(client)
-        await there.join_group()
-        assert await state(client) == "CompletingRebalance"
-        coming = asyncio.create_task(new.join_group())
-        for _ in range(round(1.5 * SESSION)):  # it sends heartbeats, but does not join yet
-            await asyncio.sleep(1)
-            assert await there.heartbeat() == "rebalance_in_progress"
-        await there.join_group()
-        assert (await coming).generation_id == there.generation == 2
-
-
 async def test_old_versions_join_and_leave() -> None:
     async with running_broker(topics=()) as client:
         for version in range(4):
@@ -299,15 +286,6 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         assert await one.heartbeat() == "rebalance_in_progress"
 
 
-async def test_static_member_keeps_its_name_without_one() -> None:
-    async with running_broker(topics=()) as client:
-        member = Member(client, "name")
-        await form(member)
-        assert (await member.join(version=4)).generation_id == 2
-        described = await client.ask("describe_groups", groups=["group"])
-        assert [one.group_instance_id for one in described.groups[0].members] == ["name"]
-
-
 async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         member = Member(client)
@@ -383,34 +361,3 @@ async def test_unknown_topics_are_created_only_if_allowed() -> None:
             expected = "none" if is_allowed else "unknown_topic_or_partition"
             assert topic.error_code.name == expected
             assert len((await client.ask("metadata", topics=None)).topics) == is_allowed
-
-
-@pytest.mark.parametrize("version", [0, 1])
-async def test_new_group_protocol_is_refused_in_words(
-    version: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running_broker() as client:
-        response = await client.ask(
-            "consumer_group_heartbeat", version, group_id="group", member_id="", member_epoch=0
-        )
-    assert response.error_code.name == "unsupported_version"
-    assert "group.protocol" in response.error_message
-    assert "group group" in caplog.text and "KIP-848" in caplog.text
-
-
-async def test_clear_leaves_no_topics_and_groups() -> None:
-    async with running_broker() as client:
-        one, two = Member(client), Member(client)
-        await form(one)
-        assert await one.commit(5) == "none"
-        joining = two.join()  # it waits for the other member to join again
-        await asyncio.sleep(0.1)
-        client.broker.clear()
-        assert [purgatory.pending for purgatory in client.broker.purgatories] == [0] * 6
-        assert not joining.done() or joining.result().error_code.name == "member_id_required"
-        assert (await client.ask("metadata", topics=None)).topics == ()
-        assert (await client.ask("list_groups", states_filter=[])).groups == ()
-        assert client.broker.metadata_log.tables["offsets"] == {}
-        client.broker.topics.create("topic", 1, 1, {})
-        await form(Member(client))
-        assert await state(client) == "Stable"

@@ -168,27 +168,18 @@ async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [[], ["--fsync"]])
 def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -> None:
     arguments = ("--directory", str(tmp_path), *extra)
-    confirmed = 0
     with program(*arguments) as (process, address), Raw(address) as client:
-        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        client.create("topic")
         for number in range(50):
             assert client.produce("topic", TWO) == [("none", 2 * number)]
-            confirmed += 1
         client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with program(*arguments) as (process, address), Raw(address) as client:
+    with program(*arguments) as (_, address), Raw(address) as client:
         response: Any = client.ask("fetch", **fetch_fields("topic", 0))
         found = batches_of(response.responses[0].partitions[0].records)
-        assert found[:confirmed] == [(2 * number, 2) for number in range(confirmed)]
-        assert len(found) <= confirmed + 1
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=200)
-        assert process.returncode == 0
-        assert errors == ""
-        assert (
-            "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
-        )
+        assert found[:50] == [(2 * number, 2) for number in range(50)]
+        assert len(found) <= 51
 
 
 class Full:

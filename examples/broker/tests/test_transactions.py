@@ -3,6 +3,8 @@
 `test_transaction_rules` has the rules of requests, `test_exactly_once` clients that are killed."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.transactions import MAX_EPOCH
 from raw import Direct, at, errors, fetch_fields, make_batch, produce_fields, running_broker
-from test_groups import Member
+from test_groups import Member, form
 from test_storage import full
 
 TRANSACTIONAL = 0x10
@@ -82,6 +84,15 @@ class TransactionalProducer:
         return error
 
 
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[tuple[Direct, TransactionalProducer]]:
+    """A client of a new broker, and a producer that has its id."""
+    async with running_broker(**settings) as client:
+        producer = TransactionalProducer(client)
+        assert await producer.init() == "none"
+        yield client, producer
+
+
 async def stable(
     client: Direct, level: int = 1, offset: int = 0, max_bytes: int = 1 << 20
 ) -> tuple[int, int, list[tuple[int, int]] | None]:
@@ -123,22 +134,8 @@ async def test_records_are_readable_when_their_transaction_is_committed() -> Non
         assert [await end(client, level) for level in (1, 0)] == [3, 3]
 
 
-async def test_consumers_are_told_what_was_aborted() -> None:
-    async with running_broker() as client:
-        one, two = TransactionalProducer(client, "one"), TransactionalProducer(client, "two")
-        for producer in (one, two):
-            await producer.begun()
-        assert await one.end(committed=False) == "none"
-        assert await stable(client) == (1, 1, [(one.id, 0)])
-        assert await two.end() == "none"
-        assert await stable(client) == (4, 4, [(one.id, 0)])
-        assert await stable(client, offset=3) == (4, 1, [])
-
-
 async def test_fetch_lists_aborted_transactions() -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+    async with running() as (client, producer):
         for _ in range(3):
             await producer.write(records=2)
             await producer.end(committed=False)
@@ -150,9 +147,7 @@ async def test_fetch_lists_aborted_transactions() -> None:
 
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_after_the_last_epoch_comes_another_id(tmp_path: Path, is_open: bool) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+    async with running(directory=tmp_path) as (client, producer):
         key = ("transactions", ("mine",))
         value = client.broker.metadata_log.tables["transactions"][key[1]]
         client.broker.metadata_log.append((*key, value | {"epoch": MAX_EPOCH - 1}))
@@ -187,36 +182,9 @@ async def test_transaction_is_undecided_until_markers_are_replicated() -> None:
         assert await stable(client) == (2, 2, [])
 
 
-async def test_last_stable_offset_is_above_deleted_records(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = await TransactionalProducer(client, timeout=600).begun(records=3)
-        await client.ask("delete_records", topics=at("topic", offset=2))
-        assert await end(client, 1) == 2
-        assert await stable(client, offset=2) == (2, 0, [])
-    async with running_broker(directory=tmp_path, topics=()) as client:
-        assert await end(client, 1) == 2
-        producer.client = client
-        assert await producer.end(committed=False) == "none"
-        assert await stable(client, offset=2) == (4, 2, [(producer.id, 0)])
-
-
-async def test_late_transaction_is_aborted_and_fenced() -> None:
-    async with running_broker() as client:
-        producer = await TransactionalProducer(client, timeout=10).begun()
-        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
-        await asyncio.sleep(9.9)
-        assert not waiting.done()
-        await asyncio.sleep(0.2)
-        assert waiting.done()
-        assert await stable(client) == (2, 2, [(producer.id, 0)])
-        assert await producer.end() == "producer_fenced"
-
-
 @pytest.mark.parametrize("committed", [True, False])
 async def test_offsets_are_committed_with_the_transaction(committed: bool) -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+    async with running() as (client, producer):
 
         async def fetch(is_stable: bool) -> tuple[str, int]:
             topics = [{"name": "topic", "partition_indexes": [0]}]
@@ -255,24 +223,33 @@ def prepare(broker: Broker, name: str) -> None:
     broker.metadata_log.append(("transactions", (name,), metadata | {"state": "PrepareCommit"}))
 
 
-async def test_restart_completes_prepared_transactions(tmp_path: Path) -> None:
+async def test_restart_completes_or_ends_transactions_in_time(tmp_path: Path) -> None:
     broker = Broker(Settings(directory=tmp_path))
     broker.topics.create("topic", 1, 1, {})
-    names = ["open", "prepared", "aborted"]
-    producers = [TransactionalProducer(Direct(broker), name, timeout=10) for name in names]
+    timeouts = {"open": 600, "prepared": 60, "aborted": 600}
+    producers = [TransactionalProducer(Direct(broker), *each) for each in timeouts.items()]
     for producer in producers:
         await producer.begun()
+    await producers[0].commit_offset(5, "undecided")
     await producers[1].commit_offset(7)
     await producers[2].end(committed=False)
     prepare(broker, "prepared")
     await broker.aclose()
 
     broker = Broker(Settings(directory=tmp_path))
-    broker.start()
+    broker.clock.offset = 400.0
+    store = broker.topics.partition("topic", 0).log.store
+    with full(store):
+        broker.start()
     client = Direct(broker)
     assert await stable(client) == (0, 0, [])  # "open" is still undecided
+    await asyncio.sleep(61)  # "prepared" is tried again
     assert await committed(client) == [7]
-    await asyncio.sleep(11)
+    groups = (await client.ask("list_groups")).groups
+    assert {group.group_id for group in groups} == {"group", "undecided"}
+    await asyncio.sleep(130)
+    assert await stable(client) == (0, 0, [])
+    await asyncio.sleep(20)
     aborted = [(producers[2].id, 2), (producers[0].id, 0)]
     assert await stable(client) == (6, 6, aborted)
     for producer in producers:
@@ -283,9 +260,7 @@ async def test_restart_completes_prepared_transactions(tmp_path: Path) -> None:
 
 
 async def test_full_disk_delays_the_end_of_transactions(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+    async with running(directory=tmp_path) as (client, producer):
         partition = client.broker.topics.partition("topic", 0)
         for store in (client.broker.metadata_log._store, partition.log.store):
             await producer.write()
@@ -304,49 +279,8 @@ async def test_full_disk_delays_the_end_of_transactions(tmp_path: Path) -> None:
         assert await stable(client) == (6, 6, [(producer.id, 4)])
 
 
-async def test_prepared_transaction_survives_a_full_disk(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        await TransactionalProducer(client).begun()
-        prepare(client.broker, "mine")
-    broker = Broker(Settings(directory=tmp_path))
-    store = broker.topics.partition("topic", 0).log.store
-    with full(store):
-        broker.start()
-        assert await stable(Direct(broker)) == (0, 0, [])
-    await asyncio.sleep(61)
-    assert await stable(Direct(broker)) == (2, 2, [])
-    await broker.aclose()
-
-
-async def test_restart_gives_transactions_no_more_time(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = await TransactionalProducer(client, timeout=600).begun()
-    broker = Broker(Settings(directory=tmp_path))
-    broker.clock.offset = 400.0
-    broker.start()
-    await asyncio.sleep(190)
-    assert await stable(Direct(broker)) == (0, 0, [])
-    await asyncio.sleep(20)
-    assert await stable(Direct(broker)) == (2, 2, [(producer.id, 0)])
-    await broker.aclose()
-
-
-async def test_unwritable_offsets_keep_the_transaction_open(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        await producer.commit_offset(5)
-        store: Any = client.broker.metadata_log._store
-        with full(store, 1):  # the decision can be written
-            assert await producer.end() == "not_coordinator"
-        assert await producer.end() == "none"
-        assert await committed(client) == [5]
-
-
-async def test_full_disk_refuses_partitions_of_transactions(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+async def test_full_disk_refuses_what_a_transaction_adds(tmp_path: Path) -> None:
+    async with running(directory=tmp_path) as (client, producer):
         store: Any = client.broker.metadata_log._store
         with full(store):
             assert await producer.add("topic") == ["not_coordinator"]
@@ -354,14 +288,14 @@ async def test_full_disk_refuses_partitions_of_transactions(tmp_path: Path) -> N
         await producer.commit_offset(5)
         with full(store):
             assert await producer.commit_offset(6) == ["none", "not_coordinator"]
+        with full(store, 1):  # the decision can be written, the offset cannot
+            assert await producer.end() == "not_coordinator"
         assert await producer.end() == "none"
         assert await committed(client) == [5]
 
 
 async def test_offsets_of_a_deleted_topic_are_not_committed() -> None:
-    async with running_broker() as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
+    async with running() as (client, producer):
         await producer.commit_offset(9)
         client.broker.delete_topic(client.broker.topics.topic("topic"))
         client.broker.topics.create("topic", 1, 1, {})
@@ -369,26 +303,25 @@ async def test_offsets_of_a_deleted_topic_are_not_committed() -> None:
         assert await committed(client) == []
 
 
-async def test_group_of_undecided_offsets_survives_a_restart(tmp_path: Path) -> None:
-    async with running_broker(directory=tmp_path) as client:
-        producer = TransactionalProducer(client)
-        await producer.init()
-        await producer.commit_offset(5)
-    broker = Broker(Settings(directory=tmp_path))
-    broker.start()
-    (group,) = (await Direct(broker).ask("list_groups")).groups
-    assert group.group_id == "group"
-    await broker.aclose()
-
-
-async def test_clear_leaves_no_transactions() -> None:
-    async with running_broker() as client:
-        producer = await TransactionalProducer(client).begun()
+async def test_clear_leaves_nothing() -> None:
+    async with running() as (client, producer):
+        one, two = Member(client), Member(client)
+        await form(one)
+        assert await one.commit(5) == "none"
+        joining = two.join()  # it waits for the other member to join again
+        await producer.write()
+        await asyncio.sleep(0.1)
         client.broker.clear()
+        assert [purgatory.pending for purgatory in client.broker.purgatories] == [0] * 6
+        assert not joining.done() or joining.result().error_code.name == "member_id_required"
+        assert (await client.ask("metadata", topics=None)).topics == ()
+        assert (await client.ask("list_groups", states_filter=[])).groups == ()
+        assert client.broker.metadata_log.tables["offsets"] == {}
         client.broker.topics.create("topic", 1, 1, {})
         assert await producer.end() == "invalid_producer_id_mapping"
         await asyncio.sleep(100)
         assert await stable(client) == (0, 0, [])
+        await form(Member(client))
 
 
 async def test_markers_survive_compaction() -> None:

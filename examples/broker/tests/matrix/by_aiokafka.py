@@ -4,19 +4,20 @@ import asyncio
 import ssl
 import sys
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
-from features import RECORDS, REFUSAL_TIMEOUT, TIMEOUT, Client, Member, run
+from features import RECORDS, REFUSAL_TIMEOUT, TIMEOUT, run
 
 T = TypeVar("T")
 
 
-class ByAiokafka(Client):
+class ByAiokafka:
+    tls: Final = {"ssl_context": ssl.create_default_context()}
+
     def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.runner = asyncio.Runner()
+        self.address, self.runner = address, asyncio.Runner()
 
     def do(self, work: Awaitable[T], seconds: float = TIMEOUT) -> T:
         async def limited() -> T:
@@ -57,9 +58,6 @@ class ByAiokafka(Client):
 
         self.do(send(), REFUSAL_TIMEOUT)
 
-    def connect_by_tls(self) -> None:
-        self.connect(security_protocol="SSL", ssl_context=ssl.create_default_context())
-
     def transform(self) -> None:
         self.runner.run(self._transform())
 
@@ -89,7 +87,9 @@ class ByAiokafka(Client):
                     await consumer.seek_to_committed()
 
 
-class Joined(Member, ConsumerRebalanceListener):  # type: ignore[misc]
+class Joined(ConsumerRebalanceListener):  # type: ignore[misc]
+    rebalances = 0
+
     def __init__(self, client: ByAiokafka, topic: str, group: str | None, **options: Any) -> None:
         self.client = client
         client.do(self._start(topic, group, options))

@@ -1,6 +1,6 @@
 """confluent-kafka, feature by feature."""
 
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -11,7 +11,7 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
 )
-from features import RECORDS, TIMEOUT, Client, Member, expect, run, until
+from features import RECORDS, TIMEOUT, expect, run, until
 
 
 def dotted(options: dict[str, Any]) -> dict[str, Any]:
@@ -19,9 +19,10 @@ def dotted(options: dict[str, Any]) -> dict[str, Any]:
     return {names[name]: value for name, value in options.items()}
 
 
-class ByConfluentKafka(Client):
+class ByConfluentKafka:
+    tls: Final = dict[str, Any]()
+
     def __init__(self, address: str) -> None:
-        super().__init__(address)
         self.common = {"bootstrap.servers": address, "log_level": 0}
         self.admin = AdminClient(self.common)
 
@@ -123,7 +124,9 @@ class ByConfluentKafka(Client):
                     consumer.seek(place)
 
 
-class Joined(Member):
+class Joined:
+    rebalances = 0
+
     def __init__(self, client: ByConfluentKafka, topic: str, group: str | None, **options: Any):
         common = {"group.id": group or topic, "auto.offset.reset": "earliest"}
         if options.get("group_protocol") != "consumer":

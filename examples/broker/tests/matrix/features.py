@@ -1,11 +1,17 @@
-"""The features of the Python clients: scenarios over a `Client`, which each program of this folder
-adapts. The programs in other languages follow them.
+"""The features of the Python clients: scenarios over their adapters in this folder. The programs in
+other languages follow them.
 
     python by_aiokafka.py ADDRESS FEATURE
 
 A program ends with 0 if its client behaves as expected. Otherwise it prints the error in its
 words. Topics with several partitions are there before. Instead of a feature, `transform` is what
 `test_exactly_once` kills.
+
+Options have aiokafka's names. A client's `produce(topic, **options)` sends `RECORDS` and returns
+their offsets; `transact(topic, group, *are_committed)` sends a record and an offset from 10 on in a
+transaction for each; `delete_records(topic, before)` returns the first offset that is left.
+`member(topic, group, **options)` is a consumer from the first record on: `take(count)` returns values
+and headers, `share()` the assigned partitions, `rebalances` counts their assignments.
 """
 
 import logging
@@ -33,43 +39,12 @@ RECORDS: Final[list[dict[str, Any]]] = [
     for number, value in enumerate(VALUES)
 ]
 """`VALUES` as arguments of aiokafka's `send`; confluent-kafka says `timestamp`."""
+LOGIN: Final = {
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "me",
+    "sasl_plain_password": "secret",
+}
 CODECS: Final = ("gzip", "snappy", "lz4", "zstd")
-
-
-class Member:
-    """A consumer; it begins with the first record, and commits when asked.
-
-    `take(count)` returns values and headers of the next records, `share()` the assigned partitions.
-    Besides these: `commit()`, `committed(topic)`, `offset_at(topic, milliseconds)`, `close()`. All let
-    the client work meanwhile.
-    """
-
-    rebalances = 0
-    """How often partitions were assigned or revoked."""
-
-
-class Client:
-    """A client and its administration. Options have aiokafka's names.
-
-    `produce(topic, **options)` sends `VALUES` with headers and times, and returns their offsets;
-    `transact(topic, group, *are_committed)` sends a record and an offset from 10 on in a transaction
-    for each; `member(topic, group, **options)` returns a `Member`; `delete_records(topic, before)`
-    returns the first offset that is left.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def connect(self, **options: Any) -> None:
-        """Tries to send a record."""
-        raise NotImplementedError
-
-    def connect_by_tls(self) -> None:
-        self.connect(security_protocol="SSL")
-
-    def connect_by_sasl(self) -> None:
-        login = {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
-        self.connect(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **login)
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -198,13 +173,13 @@ SCENARIOS: Final[dict[str, Callable[[Any], None]]] = {
     "configs": configs,
     "delete-records": delete_records,
     "new-group": new_group,
-    "tls": lambda client: client.connect_by_tls(),
-    "sasl": lambda client: client.connect_by_sasl(),
+    "tls": lambda client: client.connect(security_protocol="SSL", **client.tls),
+    "sasl": lambda client: client.connect(security_protocol="SASL_PLAINTEXT", **LOGIN),
     "transform": lambda client: client.transform(),
 }
 
 
-def run(client: Callable[[str], Client]) -> None:
+def run(client: Callable[[str], Any]) -> None:
     """The program: runs the feature that the command line names."""
     address, name = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
