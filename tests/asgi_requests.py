@@ -2,6 +2,7 @@
 requests wait in each of the `WAITS`."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Any
@@ -127,10 +128,10 @@ class Fetch(DelayedOperation[str]):
 
 
 class Service:
-    """An application whose requests wait in one of the ways until `satisfy` is called; `outcomes`
+    """An application whose requests wait in one of the ways, or in yours, until `satisfy` is called; `outcomes`
     has the waits' outcomes, in order."""
 
-    def __init__(self, way: str = "predicate", **options: Any) -> None:
+    def __init__(self, way: str | Callable[[Poll], Any] = "predicate", **options: Any) -> None:
         self.way = way
         self.polls = LongPolls(**{"signals": (), **options})
         self.purgatory: Purgatory[Any] = Purgatory()
@@ -173,7 +174,8 @@ class Service:
             "threshold": lambda: poll.reach(self.thresholds, "key", 1),
             "run": lambda: poll.run(find()),
         }
-        self.outcomes.append(await waits[self.way]())
+        waiting = waits[self.way]() if isinstance(self.way, str) else self.way(poll)
+        self.outcomes.append(await waiting)
         return self.outcomes[-1]
 
     def satisfy(self) -> None:

@@ -833,20 +833,11 @@ class Work:
         return "value"
 
 
-class Running(Service):
+def running(work: Callable[[], Any], way: str = "run") -> Service:
     """An application that runs what `work` returns, perhaps as a predicate."""
-
-    def __init__(self, work: Callable[[], Any], way: str = "run") -> None:
-        super().__init__(way)
-        self.work = work
-
-    async def wait(self, poll: Poll) -> Outcome[Any]:
-        is_run = self.way == "run"
-        waiting = (
-            poll.run(self.work()) if is_run else poll.wait_for(self.purgatory, self.work, ["k"])
-        )
-        self.outcomes.append(await waiting)
-        return self.outcomes[-1]
+    purgatory = Purgatory[Any]()
+    wait_for = lambda poll: poll.wait_for(purgatory, work, ["k"])  # noqa: E731
+    return Service((lambda poll: poll.run(work())) if way == "run" else wait_for)
 
 
 @on_virtual_time
@@ -861,7 +852,7 @@ async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group, way):
             group.create_task(work())
             group.create_task(asyncio.sleep(100))
 
-    service = Running(group if is_in_group else work, way)
+    service = running(group if is_in_group else work, way)
     request = Request(service.app, b"wait=5")
     await asyncio.sleep(2)
     if end is Ending.GONE:
@@ -890,7 +881,7 @@ async def test_unstarted_awaitable_is_closed_without_warning(kind):
         made.append(kinds[kind]())
         return made[-1]
 
-    service = Running(make)
+    service = running(make)
     service.polls.stop()
     malformed, stopping = Request(service.app, b"wait=soon"), Request(service.app)
     assert [(await request.done()).status for request in (malformed, stopping)] == [400, 503]
@@ -905,6 +896,6 @@ async def test_unstarted_awaitable_is_closed_without_warning(kind):
 @on_virtual_time
 async def test_shielded_task_survives_and_is_awaited_again():
     task = asyncio.create_task(Work(8)())
-    service = Running(lambda: asyncio.shield(task))
+    service = running(lambda: asyncio.shield(task))
     statuses = [(await Request(service.app, b"wait=5").done()).status for _ in range(2)]
     assert (statuses, now()) == ([204, 200], 8.0)

@@ -133,20 +133,17 @@ async def test_operation_whose_hook_is_due_is_satisfied():
         def on_complete(self) -> str:
             if self is first:
                 second.force_complete()  # its hook is deferred
-                polls.stop()
+                service.polls.stop()
             return "value"
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        outcomes.append(await polls.poll(scope).wait(purgatory, second, ["second"]))
-
-    polls, purgatory, outcomes = LongPolls(signals=()), Purgatory[Any](), []
-    first, second = Never(100.0), Never(100.0)
-    request = Request(polls.middleware(answer))
+    purgatory, first, second = Purgatory[Any](), Never(100.0), Never(100.0)
+    service = Service(lambda poll: poll.wait(purgatory, second, ["second"]))
+    request = Request(service.app)
     purgatory.try_complete_else_watch(first, ["first"])
     await iterations(5)
     first.force_complete()
     await request.done()
-    assert [(each.ending, each.value) for each in outcomes] == [(Ending.SATISFIED, "value")]
+    assert [(each.ending, each.value) for each in service.outcomes] == [(Ending.SATISFIED, "value")]
 
 
 @on_every_loop
@@ -173,17 +170,13 @@ async def test_value_returned_after_cancellation_is_satisfied(leaves):
                 await asyncio.sleep(10)
         return "value"
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        outcome = await polls.poll(scope, wait=60 if leaves else 5).run(stubborn())
-        outcomes.append((outcome.ending, outcome.value))
-
-    polls, outcomes = LongPolls(signals=()), []
-    request = Request(polls.middleware(answer))
+    service = Service(lambda poll: poll.run(stubborn()))
+    request = Request(service.app, b"wait=60" if leaves else b"wait=5")
     await asyncio.sleep(1)
     if leaves:
         request.leave()
     await request.done()
-    assert outcomes == [(Ending.SATISFIED, "value")]
+    assert [(each.ending, each.value) for each in service.outcomes] == [(Ending.SATISFIED, "value")]
     assert request.task.cancelling() == 0
     assert asyncio.get_running_loop().time() == (11.0 if leaves else 15.0)
 
@@ -196,17 +189,14 @@ async def test_other_cancellation_does_not_prevent_the_end():
             await other
         await asyncio.Event().wait()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        endings.append((await polls.poll(scope).run(work())).ending)
-
-    polls, endings = LongPolls(signals=()), []
-    request = Request(polls.middleware(answer))
+    service = Service(lambda poll: poll.run(work()))
+    request = Request(service.app)
     await iterations(10)
     other.cancel()
     await iterations(10)
     request.leave()
     await request.done()
-    assert endings == [Ending.GONE]
+    assert service.endings == [Ending.GONE]
 
 
 class Stream:
