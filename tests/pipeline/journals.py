@@ -1,6 +1,7 @@
 """Journals for tests: rows, files of them, reports of them, and the comparison with
 `oracle`."""
 
+import os
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -53,11 +54,14 @@ def check(second: int, **columns: Any) -> Row:
     } | columns
 
 
-def write(journal: Path, folder: str, name: str, rows: list[Row]) -> Path:
+def write(journal: Path, folder: str, name: str, rows: list[Row], at: float | None = None) -> Path:
+    """A file of a journal, perhaps last written `at` a time."""
     file = journal / folder / f"{name}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     nullable = pa.schema([field.with_nullable(True) for field in FOLDERS[folder]])
     pq.write_table(pa.Table.from_pylist(rows, nullable), file)
+    if at is not None:
+        os.utime(file, (at, at))
     return file
 
 

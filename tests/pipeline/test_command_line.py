@@ -16,6 +16,16 @@ sys.exit(main({arguments!r}))
 SPARK = ("pyspark", "py4j", "uvicorn")
 
 
+@pytest.fixture
+def without(program):
+    """Runs a command line where some packages are missing."""
+
+    def run(missing, *arguments, status=0):
+        return program("-c", WITHOUT.format(missing=missing, arguments=[*arguments]), status=status)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("program_name", "missing", "extra"),
     [
@@ -27,10 +37,8 @@ SPARK = ("pyspark", "py4j", "uvicorn")
         ("synth", "duckdb", "report"),
     ],
 )
-def test_missing_package_error_names_its_extra(program_name, missing, extra, program):
-    code = WITHOUT.format(missing=[missing], arguments=[program_name, "--help"])
-
-    failed = program("-c", code, status=1)
+def test_missing_package_error_names_its_extra(program_name, missing, extra, without):
+    failed = without([missing], program_name, "--help", status=1)
 
     assert failed.stdout == ""
     [line] = failed.stderr.splitlines()
@@ -38,33 +46,49 @@ def test_missing_package_error_names_its_extra(program_name, missing, extra, pro
     assert f"pip install '.[{extra}]'" in line
 
 
-def test_a_report_needs_neither_spark_nor_java(program, tmp_path):
+def test_a_report_needs_neither_spark_nor_java(without, tmp_path):
     (tmp_path / "journal" / "operations").mkdir(parents=True)
     arguments = ["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]
 
-    made = program("-c", WITHOUT.format(missing=SPARK, arguments=arguments))
-    assert "There is nothing to report on" in made.stdout
+    assert "There is nothing to report on" in without(SPARK, *arguments).stdout
 
-    refused = program(
-        "-c",
-        WITHOUT.format(missing=SPARK, arguments=[*arguments, "--master", "local[2]"]),
-        status=1,
-    )
-    assert (
-        refused.stderr.startswith("cannot run 'report' on Spark: ")
-        and "'.[spark]'" in refused.stderr
-    )
+    refused = without(SPARK, *arguments, "--master", "local[2]", status=1).stderr
+    assert refused.startswith("cannot run 'report' on Spark: ") and "'.[spark]'" in refused
 
 
-def test_the_help_needs_nothing(program):
-    said = program(
-        "-c",
-        WITHOUT.format(
-            missing=("duckdb", "pyarrow", "rich", "plotly", *SPARK), arguments=["--help"]
-        ),
-    ).stdout
+def test_the_help_needs_nothing(without):
+    said = without(("duckdb", "pyarrow", "rich", "plotly", *SPARK), "--help").stdout
 
     assert all(name in said for name in ("compact", "report", "stream", "synth"))
+
+
+REFUSED = {
+    "expected a duration such as 90s": [
+        ["compact", "journal", f"--older-than={text}"]
+        for text in ("", "1", "h", "-1h", "1w", "1 h", "٣h")
+    ],
+    "'-5' is not a whole number, zero or more": [["synth", "--operations=-5", "--out=journal"]],
+    "a positive number of seconds": [
+        ["stream", f"--idle={text}"] for text in ("0", "-1", "nan", "inf", "soon", "")
+    ],
+    "is not HOST:PORT of this machine": [
+        ["stream", f"--serve={where}"]
+        for where in (
+            *("0.0.0.0:9109", "10.0.0.7:9109", "example.org:9109"),
+            "9109",
+            "127.0.0.1:",
+            "127.0.0.1:65536",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("complaint", REFUSED)
+def test_malformed_option_is_refused(complaint, capsys):
+    for arguments in REFUSED[complaint]:
+        with pytest.raises(SystemExit) as error:
+            main(arguments)
+        assert error.value.code == 2 and complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

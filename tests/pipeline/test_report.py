@@ -193,13 +193,6 @@ def test_synth_is_deterministic_and_uses_journal_schema(tmp_path):
     assert len(pq.read_table(journals[0] / "operations")) == 500
 
 
-def test_synth_refuses_a_negative_number(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["synth", "--operations=-5", "--out", str(tmp_path / "journal")])
-    assert "'-5' is not a whole number, zero or more" in capsys.readouterr().err
-    assert not (tmp_path / "journal").exists()
-
-
 LONG = {
     "a year": {"ended_at": datetime(2027, 3, 1, tzinfo=UTC)},
     "the year 9999": {"ended_at": datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)},
