@@ -64,16 +64,12 @@ class Session:
         """Runs a block, and returns the lines that it printed."""
         padded = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
         code = compile(padded, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return self.execute(code, on_loop=not HAS_ITS_OWN_LOOP.search(block.text))
-
-    def execute(self, code: CodeType, *, on_loop: bool = True) -> list[str]:
-        """Runs compiled code, and returns the lines that it printed."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            if on_loop:
-                self.runner.run(self._evaluate(code))
-            else:
+            if HAS_ITS_OWN_LOOP.search(block.text):
                 eval(code, self.names)
+            else:
+                self.runner.run(self._evaluate(code))
         return output.getvalue().splitlines()
 
     async def _evaluate(self, code: CodeType) -> None:

@@ -1,13 +1,11 @@
 """The Python blocks of the pages run and print the output shown; links have targets, and commands
 their options."""
 
-import ast
 import asyncio
 import re
 import runpy
 import shlex
 import sys
-from codeop import CommandCompiler
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,22 +103,12 @@ def test_the_web_service_of_the_front_page_answers():
         running.runner.run(main(running.names))
 
 
-def test_first_example_works_in_repl():
+def test_first_example_works_in_repl(program):
     *lines, last = blocks(README, "python")[0].text.splitlines()
     assert last == "asyncio.run(main())"
     assert "end it with `await main()`" in README.read_text(encoding="utf-8")
-    # As `python -m asyncio` does: line by line, and a blank line ends a function.
-    read = CommandCompiler()
-    read.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    printed, pending = [], []
-    with session(README) as running:
-        for line in [*lines, "await main()"]:
-            pending.append(line)
-            code = read("\n".join(pending))
-            if code is not None:
-                printed += running.execute(code)
-                pending.clear()
-    assert (pending, printed) == ([], ["ready"])
+    typed = "\n".join([*lines, "await main()", ""])
+    assert ">>> ready\n" in program("-m", "asyncio", input=typed).stdout
 
 
 def passes_its_tests(folder: Path, program: Callable[..., Any]) -> None:
