@@ -21,6 +21,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -150,13 +151,8 @@ def process(function: Callable[..., object], *arguments: object) -> Iterator[Con
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
     """What `function` returns in a process of its own."""
-    with process(_answer, function, arguments) as pipe:
-        result: T = pipe.recv()
-        return result
-
-
-def _answer(pipe: Connection, function: Callable[..., object], arguments: Any) -> None:
-    pipe.send(function(*arguments))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()
 
 
 def resident_bytes() -> int:
