@@ -3,14 +3,13 @@ there."""
 
 import asyncio
 import signal
-import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import permutations
 from typing import Any
 
 import pytest
-from helpers import iterations
+from helpers import in_thread, iterations
 
 from purgatory.asgi._open import SignalChain
 
@@ -98,24 +97,18 @@ async def test_removed_chains_leave_no_links(server):
     before.remove()
 
 
-def test_nothing_is_installed_in_another_thread(server):
-    async def main() -> None:
-        server.chain().install(asyncio.get_running_loop())
-        assert signal.getsignal(NUMBER) == server.handle_exit
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    thread.join()
-    assert signal.getsignal(NUMBER) == server.handle_exit
-
-
-def test_closed_loop_leaves_only_previous_handler(server):
+@pytest.mark.parametrize("is_other_thread", [True, False])
+def test_other_thread_and_closed_loop_call_previous_handler(server, is_other_thread):
     chain = server.chain()
 
     async def main() -> None:
         chain.install(asyncio.get_running_loop())
 
-    asyncio.run(main())
+    if is_other_thread:
+        in_thread(lambda: asyncio.run(main()))
+        assert signal.getsignal(NUMBER) == server.handle_exit
+    else:
+        asyncio.run(main())
     signal.raise_signal(NUMBER)
     assert server.calls == ["server"]
     chain.remove()
