@@ -4,14 +4,11 @@ workers, which share no folder: report and stream, as processes."""
 import os
 import random
 import shlex
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +19,10 @@ from journals import assert_tables_equal, check, damage, random_operations, tabl
 from maven import Unavailable, jars
 from orders import traffic
 from orders import write as write_traffic
-from ports import free_ports
+from ports import free_port
 from pyspark.sql import SparkSession
 from readme_blocks import ROOT, blocks
-from requirements import unavailable
+from requirements import need, unavailable
 from shards import outcomes_of_traffic
 
 from purgatory.pipeline._remote import Hadoop
@@ -58,92 +55,6 @@ public class Hdfs {
     }
 }
 """
-SMALL: Final = ("-Xmx512m",)
-TIMEOUT: Final = 200.0
-"""Seconds that a start may take: a busy machine needs a part of it."""
-
-
-@contextmanager
-def hdfs(folder: Path) -> Iterator[str]:
-    """The URI of an HDFS whose data is in `folder`.
-
-    Raises:
-        Unavailable: there is no Java with its compiler, or its jars cannot be downloaded.
-    """
-    source = folder / "Hdfs.java"
-    source.write_text(NAMENODE)
-    path = [
-        *jars(*HADOOP, alone=True),
-        *JARS.glob("hadoop-client-*.jar"),
-        *JARS.glob("slf4j-api-*.jar"),
-    ]
-    command = [_java(), *SMALL, "-cp", ":".join(map(str, path)), str(source), str(folder / "hdfs")]
-    with (
-        (folder / "hdfs.log").open("wb") as log,
-        _process(command, stdout=subprocess.PIPE, stderr=log) as server,
-    ):
-        assert server.stdout is not None
-        uri = server.stdout.readline().decode().strip()
-        if not uri:
-            raise Unavailable(f"HDFS does not start: {(folder / 'hdfs.log').read_text()[-1000:]}")
-        yield uri
-
-
-@contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
-    """The URL of a Spark whose workers have a core and a folder each."""
-    (port,) = free_ports(1)
-    url = f"spark://127.0.0.1:{port}"
-    java = [_java(), *SMALL, "-cp", f"{JARS}/*"]
-    local = ("--host", "127.0.0.1", "--webui-port", "0")
-    master = ["org.apache.spark.deploy.master.Master", *local, "--port", str(port)]
-    worker = ["org.apache.spark.deploy.worker.Worker", *local, "-c", "1", "-m", "1g"]
-    with ExitStack() as stack:
-        log = stack.enter_context((folder / "spark.log").open("ab"))
-        stack.enter_context(_process([*java, *master], stdout=log, stderr=log))
-        _await(port)
-        for number in range(workers):
-            place = folder / f"worker-{number}"
-            place.mkdir()
-            stack.enter_context(
-                _process([*java, *worker, "-d", str(place), url], stdout=log, stderr=log, cwd=place)
-            )
-        yield url
-
-
-def _java() -> str:
-    java = shutil.which("java")
-    if java is None:
-        raise Unavailable("needs Java 17: apt-get install openjdk-17-jdk-headless")
-    return java
-
-
-@contextmanager
-def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {
-        **os.environ,
-        **JAVA_FOR_TESTS,
-        "SPARK_HOME": str(JARS.parent),
-        "SPARK_SCALA_VERSION": "2.13",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **options
-    )  # type: ignore[call-overload]
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def _await(port: int) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.05)
-    raise Unavailable("Spark's master does not start")
 
 
 class Cluster(NamedTuple):
@@ -153,12 +64,47 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
+    """An HDFS, and a Spark whose two workers have a core and a folder each."""
+    java = need("java", "needs Java 17: apt-get install openjdk-17-jdk-headless")
     try:
-        with hdfs(folder) as uri, standalone(folder) as master:
-            yield Cluster(uri, master)
+        path = jars(*HADOOP, alone=True)
     except Unavailable as error:
         unavailable(str(error))
+    path += [*JARS.glob("hadoop-client-*.jar"), *JARS.glob("slf4j-api-*.jar")]
+    folder, port = tmp_path_factory.mktemp("cluster"), free_port()
+    (folder / "Hdfs.java").write_text(NAMENODE)
+    spark = {"SPARK_HOME": str(JARS.parent), "SPARK_SCALA_VERSION": "2.13"}
+    environment = {**os.environ, **JAVA_FOR_TESTS, **spark, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("ab"))
+
+        def start(*words: object, place: Path = folder, **options: Any) -> subprocess.Popen[bytes]:
+            options = {"stdout": log, "stderr": log, "cwd": place, "env": environment, **options}
+            options |= {"stdin": subprocess.PIPE, "start_new_session": True}
+            command = [java, "-Xmx512m", "-cp", *map(str, words)]
+            process = subprocess.Popen(command, **options)
+            stack.callback(process.communicate)
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+            return process
+
+        def deploy(role: str, *words: object, place: Path = folder) -> None:
+            name = f"org.apache.spark.deploy.{role.lower()}.{role}"
+            local = ("--host", "127.0.0.1", "--webui-port", 0)
+            start(f"{JARS}/*", name, *local, *words, place=place)
+
+        source = [folder / "Hdfs.java", folder / "hdfs"]
+        server = start(":".join(map(str, path)), *source, stdout=subprocess.PIPE)
+        master = f"spark://127.0.0.1:{port}"
+        deploy("Master", "--port", port)
+        for number in range(2):  # each tries until the master is there
+            place = folder / f"worker-{number}"
+            place.mkdir()
+            deploy("Worker", "-c", 1, "-m", "1g", "-d", place, master, place=place)
+        assert server.stdout is not None
+        uri = server.stdout.readline().decode().strip()
+        if not uri:
+            unavailable(f"HDFS does not start: {(folder / 'log').read_text()[-1000:]}")
+        yield Cluster(uri, master)
 
 
 @pytest.fixture
@@ -208,18 +154,10 @@ def download(spark: SparkSession, uri: str, folder: Path) -> None:
             (folder / name / file).write_bytes(storage.read(f"{uri}/{name}/{file}", WHOLE))
 
 
-def test_report_on_hdfs_equals_local_report(
-    spark: SparkSession,
-    cluster: Cluster,
-    pipeline: Program,
-    environment: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_report_on_hdfs_equals_local_report(spark, cluster, pipeline, environment, tmp_path):
     journal = tmp_path / "journal"
-    rows, checks = (
-        random_operations(random.Random(31), 1_000),
-        [check(second) for second in range(20)],
-    )
+    rows = random_operations(random.Random(31), 1_000)
+    checks = [check(second) for second in range(20)]
     for place in range(2):
         write(journal, "operations", f"part {place}%20", rows[place * 500 : place * 500 + 500])
     write(journal, "operations", "zero", []).write_bytes(b"")
@@ -247,36 +185,21 @@ def test_report_on_hdfs_equals_local_report(
     assert sorted(storage.names(f"{cluster.uri}/out")) == ["rejected", "report.html", "tables"]
 
 
-def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(
-    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
-) -> None:
+def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(spark, cluster, pipeline, tmp_path):
     made = traffic(20, 60, seconds=90, keys=5)
+    names = ("operations", "signals")
     write_traffic(made, tmp_path, files=1)
-    for name in ("operations", "signals"):
+    for name in names:
         upload(spark, tmp_path / name, f"{cluster.uri}/{name}")
-    places = [
-        part
-        for name in ("operations", "signals", "out")
-        for part in (f"--{name}", f"{cluster.uri}/{name}")
-    ]
-    command = [
-        "stream",
-        *places,
-        "--shards",
-        "2",
-        "--available-now",
-        "--delay",
-        "6",
-        "--checkpoint",
-    ]
+    places = [f"--{name}={cluster.uri}/{name}" for name in names]
     out = f"{cluster.uri}/outcomes"
-    command[command.index("--out") + 1] = out
+    command = ["stream", *places, f"--out={out}", "--shards=2", "--available-now", "--delay=6"]
 
-    pipeline(*command, f"{cluster.uri}/checkpoint")
+    pipeline(*command, f"--checkpoint={cluster.uri}/checkpoint")
 
     newest = max(made.operations[-1][3], made.signals[-1][2])
     found = spark.read.parquet(out).where("outcome != 'late'").select("operation_id", "outcome")
     expected = [row[:2] for row in outcomes_of_traffic(made) if row[2] <= newest]
     assert sorted(map(tuple, found.collect())) == expected
-    refused = pipeline(*command, f"{cluster.uri}/another", status=1)
+    refused = pipeline(*command, f"--checkpoint={cluster.uri}/another", status=1)
     assert "are of another checkpoint than" in refused.stderr

@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,7 @@ def journal(tmp_path: Path) -> tuple[str, list[Any], list[Any]]:
     return str(place), rows, checks
 
 
-def test_report_leaves_the_session_as_it_was(
-    spark: SparkSession, journal: tuple[str, list[Any], list[Any]]
-) -> None:
+def test_report_leaves_the_session_as_it_was(spark, journal):
     place, rows, checks = journal
     session = spark.newSession()
     session.conf.set("spark.sql.sources.useV1SourceList", "")
@@ -70,9 +67,7 @@ def test_report_leaves_the_session_as_it_was(
     assert session.range(3).count() == 3
 
 
-def test_any_dataframes_make_the_same_tables(
-    spark: SparkSession, journal: tuple[str, list[Any], list[Any]]
-) -> None:
+def test_any_dataframes_make_the_same_tables(spark, journal):
     _, rows, checks = journal
     operations = frame(spark, rows, FOLDERS["operations"])
     seconds = frame(spark, checks, FOLDERS["checks"])
@@ -86,9 +81,7 @@ def test_any_dataframes_make_the_same_tables(
     assert account(found["reconciliation"])["operations", "files"] == 0
 
 
-def test_report_plans_no_python(
-    spark: SparkSession, journal: tuple[str, list[Any], list[Any]]
-) -> None:
+def test_report_plans_no_python(spark, journal):
     place, _, _ = journal
     read = read_journal(spark, place)
     made = report(read.operations, read.checks, read)
@@ -108,16 +101,12 @@ def test_report_plans_no_python(
         ),
     ],
 )
-def test_wrong_columns_are_refused(
-    change: Callable[[DataFrame], DataFrame], complaint: str, spark: SparkSession
-) -> None:
+def test_wrong_columns_are_refused(change, complaint, spark):
     with pytest.raises(ValueError, match=complaint):
         report(change(frame(spark, [], FOLDERS["operations"])), frame(spark, [], FOLDERS["checks"]))
 
 
-def test_spark_connect_makes_the_same_tables(
-    program: Callable[..., Any], journal: tuple[str, list[Any], list[Any]], tmp_path: Path
-) -> None:
+def test_spark_connect_makes_the_same_tables(program, journal, tmp_path):
     place, rows, checks = journal
     code = f"""
 import pickle

@@ -3,20 +3,16 @@ slow."""
 
 import re
 from html import unescape
-from pathlib import Path
 
 import pytest
 from journals import table
-from pyspark.sql import SparkSession
 from streams import NOON, decided, happens, late, put, run, waits
 
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.streaming import ShardsChanged, check_shards, reconcile
 
 
-def test_report_finds_planted_faults_and_opens_offline(
-    programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_finds_planted_faults_and_opens_offline(programs_on_spark, tmp_path, capsys):
     journal, out = str(tmp_path / "journal"), tmp_path / "out"
 
     assert main(["synth", "--operations", "20000", "--out", journal]) == 0
@@ -40,7 +36,7 @@ def test_report_finds_planted_faults_and_opens_offline(
     assert [row.key for row in table(out, "keys") if row.missed_triggers > 0] == ["forgotten"]
 
 
-def test_late_rows_have_reasons_and_counts_add_up(spark: SparkSession, tmp_path: Path) -> None:
+def test_late_rows_have_reasons_and_counts_add_up(spark, tmp_path):
     tmp_path /= "a[1] {x,y}*? 100 %"  # no pattern; Spark does not find its state by itself
     tmp_path.mkdir()
     paid, unpaid = waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y")

@@ -6,16 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import streams
 from java import JAVA_FOR_TESTS
 from journals import operation, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-Program = Callable[..., subprocess.CompletedProcess[str]]
 TIMEOUT = 600.0
 """Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
 MOMENTS = {"compact": "pyarrow.lib", "stream": "pyspark"}
@@ -52,18 +52,15 @@ def processes(session: int) -> str:
 def arguments(program: str, folder: Path) -> list[str]:
     for name in ("operations", "signals"):
         (folder / name).mkdir(exist_ok=True)
-    places = (
-        f"--{name}={folder / name}" for name in ("operations", "signals", "out", "checkpoint")
-    )
     return {
         "compact": ["compact", f"{folder}"],
-        "stream": ["stream", *places, "--format=json", "--master=local[1]"],
+        "stream": ["stream", *streams.arguments(folder, "--format=json", "--master=local[1]")],
         "report": ["report", f"{folder}", f"--out={folder / 'report'}", "--master=local[1]"],
     }[program]
 
 
 @pytest.mark.parametrize(("program", "module"), MOMENTS.items())
-def test_ctrl_c_during_imports_prints_one_line(program: str, module: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_prints_one_line(program, module, tmp_path):
     with started(*arguments(program, tmp_path), python=("-X", "importtime")) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -76,9 +73,7 @@ def test_ctrl_c_during_imports_prints_one_line(program: str, module: str, tmp_pa
 
 
 @pytest.mark.parametrize(("program", "seconds"), [("report", 0.0), ("stream", 2.0)])
-def test_ctrl_c_while_spark_starts_prints_one_line(
-    program: str, seconds: float, tmp_path: Path
-) -> None:
+def test_ctrl_c_while_spark_starts_prints_one_line(program, seconds, tmp_path):
     write(tmp_path, "operations", "x", [operation(0)])
     with started(*arguments(program, tmp_path)) as process:
         while process.poll() is None and "java" not in processes(process.pid):
@@ -90,7 +85,7 @@ def test_ctrl_c_while_spark_starts_prints_one_line(
     assert (process.returncode, said) == (130, "interrupted\n")
 
 
-def test_spark_output_reaches_terminal_only_on_request(program: Program, tmp_path: Path) -> None:
+def test_spark_output_reaches_terminal_only_on_request(program, tmp_path):
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     out = ("--out", tmp_path / "out", "--master", "local[1]")
     environment = {**os.environ, **JAVA_FOR_TESTS}
@@ -107,7 +102,7 @@ def test_spark_output_reaches_terminal_only_on_request(program: Program, tmp_pat
     ]  # fmt: skip
 
 
-def test_failed_spark_start_is_reported_in_one_line(program: Program, tmp_path: Path) -> None:
+def test_failed_spark_start_is_reported_in_one_line(program, tmp_path):
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", "--out", tmp_path / "out")
     failed = program(*report, "--master", "nonsense", status=1, timeout=600)

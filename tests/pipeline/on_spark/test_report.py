@@ -13,7 +13,6 @@ from journals import (
     table,
     tables,
 )
-from pyspark.sql import SparkSession
 
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.report._queries import TABLES
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("place", ["", "file://"])
-def test_spark_sets_apart_what_duckdb_does(place: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_sets_apart_what_duckdb_does(place, spark, tmp_path):
     journal = tmp_path / "journal *{1,2}[1]?"
     rows, checks = dirty_journal(journal)
 
@@ -56,9 +55,7 @@ def ordered(rows: list[Row], place: str = "", journal: Path = Path("/")) -> list
     return sorted(texts)
 
 
-def test_unreadable_location_is_reported_in_one_line(
-    programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_location_is_reported_in_one_line(programs_on_spark, tmp_path, capsys):
     assert main(["report", "nosuch://host/journal", "--out", str(tmp_path / "out")]) == 1
 
     [line] = capsys.readouterr().err.splitlines()

@@ -2,27 +2,20 @@
 
 The tests use the real clock: they assert the outcomes, however late."""
 
-import os
-import signal
 import threading
 import time
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 
 import pytest
 from orders import traffic, write
-from pyspark.sql import SparkSession
 from shards import outcomes_of_traffic
 from streams import (
     Row,
-    arguments,
     decided,
     happens,
     known,
-    line_with,
     put,
     running,
-    started,
     until,
     waits,
 )
@@ -52,9 +45,7 @@ def happening(key: str) -> Row:
     return happens(key, 0, since=time.time())
 
 
-def test_silence_passes_deadlines_and_restart_waits_for_backlog(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_silence_passes_deadlines_and_restart_waits_for_backlog(spark, tmp_path):
     (tmp_path / "signals").mkdir()
     put(tmp_path, "operations", wait("unpaid", "x", 1), wait("patient", "y", 3600))
     with running(spark, tmp_path, *JSON) as job:
@@ -63,6 +54,11 @@ def test_silence_passes_deadlines_and_restart_waits_for_backlog(
         until(lambda: not job.is_alive() or "patient" in known(tmp_path))
         put(tmp_path, "operations", wait("both silent", "x", 1), wait("paused", "z", 60))
         until(lambda: not job.is_alive() or "both silent" in known(tmp_path))
+    checkpoint = str(tmp_path / "checkpoint")
+    (paused,) = pending(checkpoint, spark).collect()
+    assert paused[:3] == ("paused", [("z", 1)], "all") and paused.satisfied_keys == []
+    near = [datetime.fromtimestamp(paused.deadline.timestamp() + each, UTC) for each in (-1, 1)]
+    assert [overdue(spark, checkpoint, each) for each in near] == [0, 1]
     put(tmp_path, "signals", happening("z"))  # while no job reads it
     time.sleep(3)  # longer than `--idle`
 
@@ -77,7 +73,7 @@ def test_silence_passes_deadlines_and_restart_waits_for_backlog(
     }
 
 
-def test_backlog_of_last_year_uses_its_own_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_backlog_of_last_year_uses_its_own_time(spark, tmp_path):
     made = traffic(200, 600, seconds=600, keys=20)
     write(made, tmp_path, files=5)
     more = ("--delay", "6", "--idle", "0.5", "--files-per-batch", "1")
@@ -89,34 +85,7 @@ def test_backlog_of_last_year_uses_its_own_time(spark: SparkSession, tmp_path: P
     assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
 
 
-def test_kill_between_tick_and_decision_changes_no_outcome(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    (tmp_path / "signals").mkdir()
-    put(tmp_path, "operations", wait("unpaid", "x", 1), wait("patient", "y", 3600))
-    with started(tmp_path, *arguments(tmp_path, *JSON)) as job:
-        line_with(job, "batch")
-        ticks = tmp_path / "checkpoint" / "ticks"
-        empty = {*ticks.glob("*.parquet")}
-        until(lambda: job.poll() is not None or {*ticks.glob("*.parquet")} - empty)
-        os.killpg(job.pid, signal.SIGKILL)
-
-    with running(spark, tmp_path, *JSON) as again:
-        until(lambda: not again.is_alive() or known(tmp_path))
-
-    (unpaid,) = decided(spark, tmp_path)
-    assert unpaid[:2] == ("unpaid", "expired")
-    account = reconcile(str(tmp_path / "checkpoint"), spark)
-    assert (account.missing, account.pending, account.late) == (0, 1, 0)
-    later = [datetime.now(UTC) + timedelta(hours=hours) for hours in (0, 2)]
-    (patient,) = pending(str(tmp_path / "checkpoint"), spark).collect()
-    assert patient[:3] == ("patient", [("y", 1)], "all") and patient.satisfied_keys == []
-    assert abs(patient.deadline.timestamp() - time.time()) < 3600
-    counts = [overdue(spark, str(tmp_path / "checkpoint"), each) for each in later]
-    assert counts == [0, 1]
-
-
-def test_own_dataframes_keep_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_own_dataframes_keep_time(spark, tmp_path):
     (tmp_path / "signals").mkdir()
     put(tmp_path, "operations", wait("unpaid", "x", 1))
     checkpoint = str(tmp_path / "checkpoint")

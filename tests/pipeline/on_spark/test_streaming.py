@@ -1,6 +1,9 @@
 """The stream job: its outcomes are those of the definition, under all faults."""
 
+import contextlib
+import json
 import os
+import re
 import runpy
 import signal
 from collections.abc import Iterator
@@ -9,9 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from orders import START, traffic, write
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from readme_blocks import ROOT
@@ -26,10 +35,13 @@ from streams import (
     line_with,
     put,
     run,
+    running,
     started,
+    until,
     waits,
 )
 
+from purgatory.metrics import StreamMeter
 from purgatory.pipeline import streaming
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.streaming import (
@@ -41,12 +53,13 @@ from purgatory.pipeline.streaming import (
     outcomes,
     reconcile,
 )
+from purgatory.pipeline.streaming._dashboard import dashboard, meter_of
 from purgatory.pipeline.streaming._outcomes import spark_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_killed_stream_decides_as_the_definition(spark: SparkSession, tmp_path: Path) -> None:
+def test_killed_stream_decides_as_the_definition(spark, tmp_path):
     made = traffic(200, 600, seconds=90, keys=20)
     write(made, tmp_path, files=3, disorder=DELAY - 1)
     more = ("--delay", str(DELAY), "--files-per-batch", "1")
@@ -66,12 +79,7 @@ def test_killed_stream_decides_as_the_definition(spark: SparkSession, tmp_path: 
     assert account.pending == len(made.operations) - len(decided(spark, tmp_path))
 
 
-def test_stopped_stream_ends_between_two_batches(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_stopped_stream_ends_between_two_batches(spark, tmp_path, monkeypatch, capsys):
     put(tmp_path, "operations", waits("paid", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
 
@@ -98,9 +106,7 @@ def test_stopped_stream_ends_between_two_batches(
     spark.conf.unset(_command.CHECKPOINT_FILES)
 
 
-def test_impossible_instant_is_late_and_moves_no_watermark(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_impossible_instant_is_late_and_moves_no_watermark(spark, tmp_path):
     far, old = (
         F.timestamp_micros(F.lit(sign * 300_000_000_000_000_000)) for sign in (1, -1)
     )  # in 11476, and long before 1
@@ -138,13 +144,8 @@ def test_impossible_instant_is_late_and_moves_no_watermark(
     ],
 )
 def test_unreadable_input_is_refused_without_a_checkpoint(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    complaint: str,
-) -> None:
+    spark, tmp_path, monkeypatch, capsys, options, complaint
+):
     monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
@@ -155,7 +156,7 @@ def test_unreadable_input_is_refused_without_a_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_earlier_signal_takes_nothing_back_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_earlier_signal_takes_nothing_back_at_once(spark, tmp_path):
     put(tmp_path, "operations", waits("a", 1, 600, "x"))
     for number, second in enumerate((50, 10)):
         put(tmp_path, "signals", happens("x", second))
@@ -166,7 +167,7 @@ def test_earlier_signal_takes_nothing_back_at_once(spark: SparkSession, tmp_path
     assert [row[2] for row in decided(spark, tmp_path)] == [START + 50_000_000]
 
 
-def test_topic_needs_out_without_pattern_characters(spark: SparkSession, tmp_path: Path) -> None:
+def test_topic_needs_out_without_pattern_characters(spark, tmp_path):
     names = r"with --out-topic, the name of --out must have none of \* \? \[ \] \{ \} and \\"
     with pytest.raises(ValueError, match=names):
         run(spark, tmp_path / "a[1]", "--format", "json", "--out-topic", "outcomes")
@@ -174,7 +175,7 @@ def test_topic_needs_out_without_pattern_characters(spark: SparkSession, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_outcomes_of_another_checkpoint_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_outcomes_of_another_checkpoint_are_refused(spark, tmp_path):
     put(tmp_path, "operations", waits("first", 1, 20, "x"))
     put(tmp_path, "signals", happens("z", 40))
     assert run(spark, tmp_path, "--format", "json") == run(spark, tmp_path, "--format", "json") == 0
@@ -192,9 +193,7 @@ def test_outcomes_of_another_checkpoint_are_refused(spark: SparkSession, tmp_pat
         check_out(f"file://{out}", f"file://{another}", spark)
 
 
-def test_files_older_than_those_read_count(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_older_than_those_read_count(spark, tmp_path, capsys):
     for name in ("operations", "signals"):
         (tmp_path / name).mkdir()
     assert run(spark, tmp_path, "--format", "json") == 0
@@ -212,7 +211,7 @@ def test_files_older_than_those_read_count(
     assert ("restored", "completed") in [row[:2] for row in decided(spark, tmp_path)]
 
 
-def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_unsuitable_columns_are_refused_by_name(spark, tmp_path):
     read = spark.readStream
     operations, signals = (
         read.schema(OPERATIONS).json(str(tmp_path)),
@@ -233,14 +232,14 @@ def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: P
     assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming
 
 
-def test_shards_have_partitions_of_their_own(spark: SparkSession) -> None:
+def test_shards_have_partitions_of_their_own(spark):
     numbers = [0, 1, 7, 2**31 - 1, -1]
     row = spark.range(1).select(*(F.hash(F.lit(number)) for number in numbers)).head()
 
     assert row is not None and [*row] == list(map(spark_hash, numbers))
 
 
-def test_session_whose_fastest_input_counts_is_refused(spark: SparkSession) -> None:
+def test_session_whose_fastest_input_counts_is_refused(spark):
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
     rows = session.readStream.format("rate").load()
@@ -249,14 +248,12 @@ def test_session_whose_fastest_input_counts_is_refused(spark: SparkSession) -> N
         outcomes(rows, rows)
 
 
-def test_unreadable_checkpoint_name_is_refused_with_its_characters(spark: SparkSession) -> None:
+def test_unreadable_checkpoint_name_is_refused_with_its_characters(spark):
     with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
         reconcile("hdfs://host/a #b", spark)
 
 
-def test_example_prints_what_its_docstring_shows(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_prints_what_its_docstring_shows(spark, capsys, monkeypatch):
     monkeypatch.setenv("TZ", "UTC")  # in which collected instants are shown
     example = runpy.run_path(str(ROOT / "examples" / "stream_orders.py"))
     shown = example["__doc__"].partition("    after the first")
@@ -265,3 +262,135 @@ def test_example_prints_what_its_docstring_shows(
 
     expected = dedent((shown[1] + shown[2]).partition("\n\n")[0])
     assert capsys.readouterr().out.strip() == expected.strip()
+
+
+TIMEOUT = 300.0
+"""Seconds that an answer may take while Spark has the machine."""
+
+
+def scraped(url: str) -> dict[str, float]:
+    """The metrics of a stream by their names, and by outcome."""
+    with urlopen(f"{url}metrics", timeout=TIMEOUT) as answer:
+        text = answer.read().decode()
+    samples = (sample for each in text_string_to_metric_families(text) for sample in each.samples)
+    return {
+        re.sub("^purgatory_stream_|_total$", "", each.labels.get("outcome", each.name)): each.value
+        for each in samples
+        if "_stream_" in each.name
+    }
+
+
+def test_running_stream_is_scraped_until_its_end(spark, tmp_path, monkeypatch):
+    late = waits("later", 60, 500, "q")  # takes the watermark there
+    paid, unpaid = waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y")
+    put(tmp_path, "operations", paid, unpaid, waits("patient", 1, 500, "y"), late)
+    put(tmp_path, "signals", happens("x", 5), happens("z", 60))
+    urls: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
+        with dashboard(meter, where) as url:
+            urls.append(url)
+            yield url
+
+    monkeypatch.setattr(_job, "dashboard", noted)
+    more = ("--format", "json", "--serve", "127.0.0.1:0", "--idle", "never")
+    with running(spark, tmp_path, *more) as job:
+        until(lambda: bool(urls) or not job.is_alive())
+        until(lambda: scraped(urls[0])["expired"] == 1)
+        put(tmp_path, "operations", {"operation_id": "broken"})
+        put(tmp_path, "signals", happens("y", 30))
+        until(lambda: (now := scraped(urls[0]))["late"] == 1 and now["late_signals"] == 1)
+        now = scraped(urls[0])
+        with urlopen(f"{urls[0]}state", timeout=TIMEOUT) as answer:
+            told = json.load(answer)["stream"]
+        with urlopen(urls[0], timeout=TIMEOUT) as answer:
+            assert b"<title>purgatory</title>" in answer.read()
+
+    # "patient" is completed by the late signal
+    assert [now[name] for name in ("completed", "expired", "rows", "running")] == [2, 1, 8, 1]
+    assert now["pending_operations"] == 1 and now["state_rows"] > 0 and now["batches"] >= 2
+    assert now["watermark_timestamp_seconds"] == told["watermark"] > 0
+    assert (told["completed"], told["late"], told["name"]) == (2, 1, "checkpoint")
+    with pytest.raises(URLError):
+        urlopen(urls.pop(), timeout=TIMEOUT)
+    again = meter_of("again", spark, str(tmp_path / "checkpoint")).statistics()
+    assert (again.completed, again.expired, again.late, again.pending) == (2, 1, 1, 1)
+
+
+# Parquet files of other types
+
+
+OPERATION = {
+    "operation_id": 7,
+    "requirements": [{"key": 3, "threshold": 1}],
+    "mode": "all",
+    "registered_at": START + 1_000_000,
+    "deadline": START + 20_000_000,
+}
+SIGNAL = {"key": 3, "value": 1, "at": START + 5_000_000}
+WANTED = pa.list_(pa.struct({"threshold": pa.int16(), "key": pa.int32()}))
+LONG, MICROS = pa.int64(), pa.timestamp("us", "UTC")
+TYPES = {
+    "operations": {"operation_id": LONG, "requirements": WANTED, "mode": pa.string(),
+                   "registered_at": MICROS, "deadline": MICROS},
+    "signals": {"key": pa.uint64(), "value": LONG, "at": MICROS},
+}  # fmt: skip
+
+
+def put_row(folder: Path, name: str, row: dict[str, Any], file: str = "x", **types: Any) -> Path:
+    """One row, with columns of these types, or without one."""
+    (folder / name).mkdir(exist_ok=True)
+    columns = {}
+    for column, type_ in (TYPES[name] | types).items():
+        if type_ is not None:
+            is_millis = pa.types.is_timestamp(type_) and type_.unit == "ms"
+            value = row[column] // 1000 if is_millis else row[column]
+            columns[column] = pa.array([value]).cast(type_)
+    pq.write_table(pa.table(columns), folder / name / f"{file}.parquet")
+    return folder / name / f"{file}.parquet"
+
+
+def test_integer_ids_and_naive_instants_are_cast(spark, tmp_path):
+    tmp_path /= "a[1] {x,y}*?"  # no pattern
+    tmp_path.mkdir()
+    naive = {"registered_at": pa.timestamp("us"), "deadline": pa.timestamp("ms", "Asia/Tokyo")}
+    put_row(tmp_path, "operations", OPERATION, "100%", operation_id=pa.int32(), **naive)
+    put_row(tmp_path, "operations", OPERATION | {"operation_id": 8})
+    put_row(tmp_path, "signals", SIGNAL, value=pa.int8())
+    put_row(tmp_path, "signals", SIGNAL | {"at": START + 60_000_000}, "more")
+
+    assert run(spark, tmp_path) == 0
+
+    assert decided(spark, tmp_path) == [
+        (name, "completed", START + 5_000_000, ("3",)) for name in ("7", "8")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("types", "complaint"),
+    [
+        (
+            {"operation_id": pa.float64()},
+            "operations: the column 'operation_id' must be string, got double",
+        ),
+        ({"mode": None}, "operations lacks the column 'mode'"),
+        ({"deadline": pa.timestamp("ns")}, "TIMESTAMP(NANOS"),
+    ],
+)
+def test_lossy_type_is_refused_without_a_checkpoint(spark, tmp_path, types, complaint):
+    put_row(tmp_path, "operations", OPERATION, **types)
+    put_row(tmp_path, "signals", SIGNAL)
+
+    with pytest.raises((ValueError, PySparkException), match=re.escape(complaint)):
+        run(spark, tmp_path)
+
+    assert not (tmp_path / "checkpoint" / "offsets").exists()
+
+
+def test_unreadable_file_is_refused(spark, tmp_path):
+    put_row(tmp_path, "operations", OPERATION).write_bytes(b"PAR1 and no more")
+    put_row(tmp_path, "signals", SIGNAL)
+
+    with pytest.raises((ValueError, PySparkException), match=r"x\.parquet"):
+        run(spark, tmp_path)

@@ -1,35 +1,144 @@
-"""`stream` on topics of Kafka, filled and read by confluent-kafka."""
+"""`stream` on topics of Kafka, as a process; confluent-kafka fills and reads them."""
 
+import json
 import os
+import random
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import oracle
 import pytest
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kafka_server import KafkaServer, connector, kafka_server
 from maven import Unavailable
-from orders import START, traffic
+from orders import SECOND, START, Row, Traffic, traffic
 from pyspark.sql import SparkSession
 from requirements import unavailable
 from shards import outcomes_of_traffic
-from streams import decided, line_with, until
-from topics import (
-    TIMEOUT,
-    add_partitions,
-    decisions,
-    happening,
-    make_topics,
-    operation,
-    records_of,
-    send,
-    send_traffic,
-    streaming,
-)
+from streams import decided, happens, line_with, started, until, waits
 
 from purgatory.pipeline.streaming import reconcile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+QUIET = {"log_level": 0}
+TIMEOUT = 600.0
+"""Seconds that anything may take: starting Spark, a batch, an answer of Kafka. Nothing depends on
+how long it takes."""
+
+
+def make_topics(address: str, partitions: int, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address, **QUIET})
+    for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+        made.result(TIMEOUT)
+
+
+def add_partitions(address: str, total: int, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address, **QUIET})
+    for made in admin.create_partitions([NewPartitions(name, total) for name in names]).values():
+        made.result(TIMEOUT)
+    # The broker knows them a little later. Until then it refuses records for them.
+    for name in names:
+        until(lambda name=name: len(admin.list_topics(name).topics[name].partitions) == total)
+
+
+def operation(
+    operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, at: int, until: int
+) -> bytes:
+    """The value of a record; instants are in microseconds."""
+    wanted = [{"key": key, "threshold": threshold} for key, threshold in requirements]
+    row = waits(operation_id, at / SECOND, until / SECOND, since=0)
+    return json.dumps(row | {"requirements": wanted, "mode": mode}).encode()
+
+
+def happening(key: str, value: int, at: int) -> bytes:
+    """The value of a record of a signal."""
+    return json.dumps(happens(key, at / SECOND, value, since=0)).encode()
+
+
+def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) -> list[int]:
+    """Produces records to partitions, and waits until Kafka has them. Returns their offsets."""
+    offsets: dict[int, int] = {}
+    # With idempotence, since otherwise records sent again after an error come after later ones.
+    settings = {"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True}
+    producer = Producer({**settings, **QUIET})
+
+    def delivered(number: int, error: Any, message: Any) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        offsets[number] = message.offset()
+
+    for number, (partition, value) in enumerate(records):
+        answer = partial(delivered, number)
+        producer.produce(topic, value, partition=partition, on_delivery=answer)
+        producer.poll(0)
+    assert producer.flush(TIMEOUT) == 0
+    return [offset for _, offset in sorted(offsets.items())]
+
+
+def send_traffic(address: str, made: Traffic) -> None:
+    """Fills the topics `operations` and `signals`, of two partitions, by the order of arrival: up to
+    5 seconds after the event."""
+    chance = random.Random(7)
+    for topic, rows, when in (("operations", made.operations, 3), ("signals", made.signals, 2)):
+        arrived = sorted((row[when] + chance.random() * 5.0 * SECOND, row) for row in rows)
+        encode = operation if topic == "operations" else happening
+        records = ((number % 2, encode(*row)) for number, (_, row) in enumerate(arrived))
+        send(address, topic, records)
+
+
+def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Keys and values, which are JSON, of all records that are in `topic` now."""
+    settings = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True}
+    with closing(Consumer({**settings, **QUIET})) as consumer:
+        left = {*consumer.list_topics(topic, TIMEOUT).topics[topic].partitions}
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
+        found = []
+        while left:
+            message = consumer.poll(TIMEOUT)
+            assert message is not None, f"no record of {topic} came"
+            if message.error() is None:
+                key = message.key() and message.key().decode()
+                found.append((key, json.loads(message.value())))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                left.discard(message.partition())
+        return found
+
+
+def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
+    """The outcomes that a reader of the topic has at the end, without copies."""
+    rows = set()
+    for key, value in records:
+        if value["outcome"] != "late":
+            assert key == value["operation_id"]
+            at = oracle.micros(datetime.fromisoformat(value["decided_at"]))
+            rows.add((key, value["outcome"], at, tuple(value["satisfied_keys"])))
+    return rows
+
+
+def streaming(
+    folder: Path, address: str, *more: str
+) -> "AbstractContextManager[subprocess.Popen[str]]":
+    """`stream` on the topics as a process of its own, with its folders in `folder`."""
+    places = [f"--{name}={folder / name}" for name in ("out", "checkpoint")]
+    topics = ["--operations=operations", "--signals=signals", "--out-topic=outcomes"]
+    kafka = ["--format=kafka", f"--bootstrap-servers={address}", "--shards=2"]
+    jars = f"--jars={','.join(map(str, connector()))}"
+    return started(folder, *places, *topics, *kafka, jars, *more)
 
 
 @pytest.fixture
@@ -54,15 +163,13 @@ def where(rows: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((row.topic, row.partition, row.offset, row.reason.split(":")[0]) for row in rows)
 
 
-def test_killed_stream_has_each_outcome_in_files_once(
-    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_killed_stream_has_each_outcome_in_files_once(spark, kafka, tmp_path):
     address = kafka.address
     made = traffic(200, 600, seconds=90, keys=20)
     make_topics(address, 2, "operations", "signals", "outcomes")
     (tombstone,) = send(address, "operations", [(1, None)])
     (garbage,) = send(address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
-    send_traffic(address, made, partitions=2)
+    send_traffic(address, made)
     more = ("--delay", "6", "--records-per-batch", "300", "--available-now")
     with streaming(tmp_path, address, *more) as job:
         assert "batch 0" in line_with(job, "batch")
@@ -87,9 +194,7 @@ def test_killed_stream_has_each_outcome_in_files_once(
     assert account.registered == len(made.operations) + 1
 
 
-def test_stream_outlives_broker_restart_and_reads_added_partitions(
-    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_stream_outlives_broker_restart_and_reads_added_partitions(spark, kafka, tmp_path):
     make_topics(kafka.address, 1, "operations", "signals", "outcomes")
     place, waits = kafka.address, operation
     send(place, "operations", [(0, waits("first", [("x", 1)], "all", at(1), at(500)))])
@@ -123,7 +228,7 @@ def in_topic(kafka: KafkaServer) -> list[tuple[Any, ...]]:
     return sorted(decisions(records_of(kafka.address, "outcomes")))
 
 
-def test_missing_topic_and_silent_broker_are_refused(kafka: KafkaServer, tmp_path: Path) -> None:
+def test_missing_topic_and_silent_broker_are_refused(kafka, tmp_path):
     make_topics(kafka.address, 1, "operations")
     with streaming(tmp_path, kafka.address, "--available-now") as job:
         job.communicate(timeout=TIMEOUT)
