@@ -13,8 +13,7 @@ import aiohttp
 import fastapi
 import litestar
 import pytest
-from asgi_connection import Connection
-from asgi_server import serving
+from asgi_server import Connection, serving
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.http import HttpResponse

@@ -15,8 +15,7 @@ from zlib import decompressobj
 
 import aiohttp
 import pytest
-from asgi_connection import Connection
-from asgi_server import UVICORN, Server, running
+from asgi_server import UVICORN, Connection, Server, running
 from loops import on_asyncio
 from ports import free_port
 from requirements import need, unavailable

@@ -5,9 +5,8 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-from asgi_connection import Connection
 from asgi_requests import Reader, Request, kind_of
-from asgi_server import serving
+from asgi_server import Connection, serving
 from helpers import iterations
 from loops import on_asyncio, on_virtual_time
 from starlette.applications import Starlette

@@ -18,7 +18,7 @@ from itertools import product
 from statistics import median
 from typing import Any, Final
 
-from asgi_connection import Connection
+from asgi_server import Connection
 
 from benchmarks import harness
 from benchmarks.harness import QUICK_DIVISOR, Row, in_fresh_process, positive, process

@@ -12,8 +12,8 @@ import grpc
 import pytest
 import uvicorn
 from aiohttp import web
-from asgi_connection import Connection
 from asgi_modules import EXAMPLES, load
+from asgi_server import Connection
 from django.test.utils import override_settings
 from django.urls import clear_url_caches
 from loops import on_asyncio, on_virtual_time
