@@ -13,7 +13,6 @@ from math import inf, nan
 from time import sleep
 
 import pytest
-import uvicorn
 from asgi_requests import Request, lifespan
 from helpers import raiser
 from loops import on_asyncio, on_virtual_time
@@ -197,18 +196,6 @@ async def test_it_may_be_mounted_under_any_prefix(prefix):
     expected = (307, f"./{folder}/?token=a%20b&x=%C3%A9")
     assert (answer.status, answer.headers["location"]) == expected
     assert (await ask(app, f"{bare}state", root_path=prefix)).status == 404
-
-
-@on_virtual_time
-async def test_a_huge_query_says_nothing_and_costs_nothing():
-    app = console(Purgatory("jobs"))
-    query = b"wait=nan&index=" + b"&a=b" * 500_000
-    state, tag = await state_of(app, query=query)
-    assert state["purgatories"][0]["name"] == "jobs"
-    await state_of(app, query=b"index=" + tag.strip('"').encode())
-    assert asyncio.get_running_loop().time() == 0  # it was not asked to wait
-    state, _ = await state_of(app, tag, query=query)
-    assert len(state["history"]) == 1
 
 
 # -- contents
@@ -528,12 +515,6 @@ async def test_standalone_page_is_answered_at_shutdown():
     assert await lifespan(app, "lifespan.startup", "lifespan.shutdown") == complete
     await request.done()
     assert request.status in (200, 503)
-
-
-def test_servers_take_it_for_what_it_is():
-    config = uvicorn.Config(console(), log_config=None)
-    config.load()
-    assert config.interface == "asgi3"
 
 
 # -- arguments

@@ -75,13 +75,3 @@ def test_program_drops_silent_and_closes_open_connections() -> None:
                     assert still_open.recv(1) == b""
         finally:
             server.kill()
-
-
-@pytest.mark.parametrize("arguments", [["--idle", "0"], ["--idle", "nan"], ["--idle", "soon"]])
-def test_what_makes_no_sense_is_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load(EXAMPLE).main(arguments)
-    assert ended.value.code == 2
-    assert f"argument {arguments[0]}: " in capsys.readouterr().err

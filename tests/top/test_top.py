@@ -158,36 +158,25 @@ def test_once_shows_a_state_or_an_error(capsys):
             top.main(wrong)
 
 
-@pytest.mark.parametrize("width", [80, 99, 100, 140, 200])
-def test_numbers_fit_any_terminal_width(width):
-    counts = {"pending": 1_234_567, "keys": 7_654_321, "missed": 12_345}
-    purgatory = {"name": "a purgatory with quite a long name", **counts}
-    points = [[second, 0.0, [[second, 1000 * second, 0, 0, 0]]] for second in range(300)]
-    lines = lines_of(state(purgatories=[purgatory], history=points), width)
-    [line] = [line for line in lines if line.startswith("a purgatory")]
-    assert [number for number in ("1,234,567", "1,000.0", "12,345") if number not in line] == []
-    assert max(map(len, lines)) <= width
-
-
 UUIDS = [f"'replies/4c743ed6-0c04-497b-bc22-{number:012x}'" for number in range(8)]
 
 
 def purgatory(**more):
-    oldest = [
-        {"keys": [key], "moreKeys": 0, "kind": "Job", "waited": 137.2, "left": 463.1}
-        for key in UUIDS
-    ]
-    missed = [{"keys": [UUIDS[0]], "moreKeys": 0, "kind": "Job", "ago": 3.0}]
-    return {
-        "name": "replies", "pending": 8, "keys": 8, "missed": 1, "oldest": oldest,
-        "missedLast": missed, "withoutDeadline": 0,
-        **more,
-    }  # fmt: skip
+    about = {"moreKeys": 0, "kind": "Job"}
+    oldest = [{"keys": [key], **about, "waited": 137.2, "left": 463.1} for key in UUIDS]
+    missed = [{"keys": UUIDS[:1], **about, "ago": 3.0}]
+    counts = {"pending": 8, "keys": 8, "missed": 1, "withoutDeadline": 0}
+    return {"name": "replies", **counts, "oldest": oldest, "missedLast": missed, **more}
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_uuids_keep_what_differs_and_every_column(width):
-    lines = lines_of(state(purgatories=[purgatory()]), width)
+@pytest.mark.parametrize("width", [80, 99, 100, 140, 200])
+def test_figures_and_uuids_fit_any_terminal_width(width):
+    counts = {"pending": 1_234_567, "keys": 7_654_321, "missed": 12_345}
+    about = purgatory(name="a purgatory with quite a long name", **counts)
+    points = [[second, 0.0, [[second, 1000 * second, 0, 0, 0]]] for second in range(300)]
+    lines = lines_of(state(purgatories=[about], history=points), width)
+    [line, _] = [line for line in lines if line.startswith("a purgatory")]
+    assert [number for number in ("1,234,567", "1,000.0", "12,345") if number not in line] == []
     for number in range(8):
         [line] = [line for line in lines if f"{number:012x}'" in line and "missed" not in line]
         assert "Job" in line and "2.29 min" in line and "7.72 min" in line
