@@ -84,18 +84,28 @@ async def test_client_naming_its_offset_misses_no_message(board: Any) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("query", "reason"),
+    ("file", "query", "reason"),
     [
-        ("offset=2", "offset must be from 0 to 1, which is the end of the topic"),
-        ("offset=one", "offset must be a whole number"),
-        ("wait=soon", "wait"),
+        ("long_poll", "offset=2", "offset must be from 0 to 1, which is the end of the topic"),
+        ("long_poll", "offset=one", "offset must be a whole number"),
+        ("long_poll", "wait=soon", "wait"),
+        ("long_poll_board", "offset=-1", "offset must be from 0 to "),
+        ("long_poll_board", "offset=2", '{"reason":"offset 2 is beyond the end, 1","end":1}'),
+        ("long_poll_board", "offset=one", "offset must be a whole number, not 'one'"),
+        ("long_poll_board", "offset=" + "9" * 5000, "offset must be a whole number"),
+        *(
+            ("long_poll_board", f"timeout={value}", f"timeout must be from 0 to 60.0, not {value}")
+            for value in ("-0.001", "nan", "60.001")
+        ),
+        ("long_poll_board", "timeout=soon", "timeout must be a number of seconds, not 'soon'"),
     ],
 )
-async def test_bad_offset_or_wait_is_400_with_reason(query: str, reason: str) -> None:
-    small = load(EXAMPLES / "long_poll.py")
-    async with client_of(small) as client:
+async def test_bad_offset_or_wait_is_400_with_reason(file: str, query: str, reason: str) -> None:
+    module = load(EXAMPLES / f"{file}.py")
+    board = module if file == "long_poll" else module.Board()
+    async with client_of(board) as client:
         await client.post("/topics/news", content="only")
         response = await client.get(f"/topics/news?{query}")
         assert response.status_code == 400
-        assert response.text.startswith(reason)
-        assert small.waiting.pending == 0
+        assert response.text.startswith(reason) and len(response.text) < 100
+        assert getattr(board, "waiting", board.polls).pending == 0

@@ -39,30 +39,6 @@ async def test_unanswered_poll_ends_exactly_at_its_deadline(timeout: float) -> N
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("query", "reason"),
-    [
-        ("offset=-1", "offset must be from 0 to "),
-        ("offset=1&timeout=0", '{"reason":"offset 1 is beyond the end, 0","end":0}'),
-        ("offset=one", "offset must be a whole number, not 'one'"),
-        ("offset=" + "9" * 5000, "offset must be a whole number"),
-        ("timeout=-0.001", "timeout must be from 0 to 60.0, not -0.001"),
-        ("timeout=soon", "timeout must be a number of seconds, not 'soon'"),
-        ("timeout=nan", "timeout must be from 0 to 60.0, not nan"),
-        ("timeout=60.001", "timeout must be from 0 to 60.0, not 60.001"),
-    ],
-)
-async def test_bad_offset_or_timeout_is_400_with_reason(query: str, reason: str) -> None:
-    board = long_poll.Board()
-    async with client_of(board) as client:
-        response = await client.get(f"/topics/news?{query}")
-    assert response.status_code == 400
-    assert response.text.startswith(reason)
-    assert len(response.text) < 100
-    assert (board.topics, board.polls.pending, board.polls.watched) == ({}, 0, 0)
-
-
-@on_virtual_time
-@pytest.mark.parametrize(
     ("message", "status"), [(b"\xff", 400), (b"x" * 65537, 413), (b"x" * 65536, 201), (b"", 201)]
 )
 async def test_message_is_limited_to_64_kib_of_utf8(message: bytes, status: int) -> None:

@@ -4,7 +4,6 @@ the broker offers."""
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -74,21 +73,6 @@ def milliseconds(value: Any) -> Any:
 def all_versions(load: Callable[[int, int], Any], api: Api) -> list[Any]:
     """The classes of all versions that are offered."""
     return [load(api.key, version) for version in range(api.min_version, api.max_version + 1)]
-
-
-def test_no_two_fields_have_one_name() -> None:
-    def check(cls: Any) -> None:
-        own_fields = fields_of(cls)
-        assert len(own_fields) == len(
-            [field for field in fields(cls) if "tag" not in field.metadata]
-        ), cls
-        for field in own_fields.values():
-            if field.nested is not None:
-                check(field.nested)
-
-    for api in APIS.values():
-        for cls in all_versions(load_request_schema, api) + all_versions(load_response_schema, api):
-            check(cls)
 
 
 def properties(function: Any) -> Any:

@@ -7,22 +7,16 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
-from purgatory_broker.wire import read_request
 from raw import (
-    LOCAL,
-    PEER,
     at,
     fetch_fields,
     fetched,
-    framed,
     make_batch,
     new_topic,
     produce_fields,
     produced,
     running_broker,
 )
-
-from purgatory import Purgatory
 
 T = TypeVar("T")
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
@@ -123,32 +117,6 @@ async def test_acks_all_and_consumers_wait_for_replicas() -> None:
         # The first batch is on its way for 2 s, the second comes after it.
         assert await timed(client.produce("topic", TWO)) == ([("none", 1)], 4)
         assert fetched(fetching.result()) == [("none", len(ONE))]
-
-
-@pytest.mark.parametrize(
-    ("replicas", "order"),
-    [
-        (1, ["response", "produce", "fetch", "delete records"]),  # by itself, after the handler
-        (2, ["fetch", "produce", "response", "delete records"]),  # by the follower
-    ],
-)
-async def test_checks_come_in_kafkas_order(
-    replicas: int, order: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_and_complete = Purgatory.check_and_complete
-
-    def check(purgatory: Purgatory[Any], key: Any) -> Any:
-        log.append(purgatory.statistics().name)
-        return check_and_complete(purgatory, key)
-
-    async with running_broker(replicas=replicas) as client:
-        log: list[str] = []
-        monkeypatch.setattr(Purgatory, "check_and_complete", check)
-        request = framed("produce", **produce_fields("topic", ONE))
-        respond = lambda _: log.append("response")  # noqa: E731
-        client.broker.handle(read_request(request, LOCAL, PEER, respond))
-        await asyncio.sleep(1)
-        assert log == order
 
 
 async def test_stopped_replica_times_acks_all_out() -> None:
