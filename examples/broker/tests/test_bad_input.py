@@ -135,7 +135,8 @@ def test_damaged_requests_take_bounded_memory(broker: BrokerThread, factor: int)
                 return
 
         read()  # loads the schema
-        assert peak_of(read) < 100_000 + 1000 * len(frame)
+        # The broker's thread may allocate meanwhile.
+        assert min(peak_of(read) for _ in range(3)) < 100_000 + 1000 * len(frame)
         for sent in (with_length(frame), frame):
             with Raw(broker.address) as client, suppress(OSError):
                 client.socket.sendall(sent)

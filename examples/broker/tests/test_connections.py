@@ -1,4 +1,4 @@
-"""Connections: idle and lost ones, torn and pipelined requests, slow readers, and how many there may
+"""Connections: idle and lost ones, pipelined requests, slow readers, and how many there may
 be."""
 
 import asyncio
@@ -79,16 +79,6 @@ def test_metadata_has_the_used_or_advertised_address(advertised: tuple[str, int]
         coordinator = client.ask("find_coordinator", key="group")
         assert (node.host, node.port) == (coordinator.host, coordinator.port)
         assert (node.host, node.port) == (advertised or (host, int(port)))
-
-
-def test_half_a_request_waits_for_the_other_half(kafka_broker: BrokerThread) -> None:
-    with Raw(kafka_broker.address) as client:
-        data = with_length(framed("metadata", topics=None))
-        for at in range(len(data)):
-            client.socket.sendall(data[at : at + 1])
-        assert client.receive("metadata").brokers
-        client.socket.sendall(data[:-1])
-        assert_alive(kafka_broker)
 
 
 def test_responses_to_pipelined_requests_come_in_order() -> None:

@@ -26,33 +26,26 @@ class ByConfluentKafka:
         self.common = {"bootstrap.servers": address, "log_level": 0}
         self.admin = AdminClient(self.common)
 
-    def create(self, topic: str, partitions: int) -> None:
-        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(TIMEOUT)
+    def topics(self) -> None:
+        self.admin.create_topics([NewTopic("topics", 2, 1)])["topics"].result(TIMEOUT)
+        self.admin.create_partitions([NewPartitions("topics", 3)])["topics"].result(TIMEOUT)
+        listed = lambda: self.admin.list_topics(timeout=TIMEOUT).topics  # noqa: E731
+        until(lambda: len(listed()["topics"].partitions) == 3)
+        self.admin.delete_topics(["topics"])["topics"].result(TIMEOUT)
+        until(lambda: "topics" not in listed())
 
-    def add_partitions(self, topic: str, count: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, count)])[topic].result(TIMEOUT)
-
-    def partitions(self, topic: str) -> int:
-        return len(self.admin.list_topics(topic, TIMEOUT).topics[topic].partitions)
-
-    def delete(self, topic: str) -> None:
-        self.admin.delete_topics([topic])[topic].result(TIMEOUT)
-
-    def topics(self) -> list[str]:
-        return [*self.admin.list_topics(timeout=TIMEOUT).topics]
-
-    def set_config(self, topic: str, name: str, value: str) -> None:
-        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    def configs(self) -> None:
+        entry = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
+        kind = ConfigResource.Type.TOPIC
+        resource = ConfigResource(kind, "configs", incremental_configs=[entry])
         self.admin.incremental_alter_configs([resource])[resource].result(TIMEOUT)
+        described = lambda: self.admin.describe_configs([resource])[resource]  # noqa: E731
+        until(lambda: described().result(TIMEOUT)["retention.ms"].value == "5000")
 
-    def config(self, topic: str, name: str) -> str:
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        return str(self.admin.describe_configs([resource])[resource].result(TIMEOUT)[name].value)
-
-    def delete_records(self, topic: str, before: int) -> int:
-        place = TopicPartition(topic, 0, before)
-        return int(self.admin.delete_records([place])[place].result(TIMEOUT).low_watermark)
+    def delete_records(self) -> None:
+        self.produce("delete-records")
+        place = TopicPartition("delete-records", 0, 20)
+        expect(self.admin.delete_records([place])[place].result(TIMEOUT).low_watermark, 20)
 
     def produce(self, topic: str, **options: Any) -> list[int]:
         delivered: list[Any] = []
