@@ -1,4 +1,4 @@
-"""Relays on servers of Redis of which another one takes over: a cluster, and Sentinels."""
+"""Relays on servers of Redis of which another one takes over: alone, in a cluster, by Sentinels."""
 
 import asyncio
 import re
@@ -10,6 +10,7 @@ import pytest
 import relay_waits as waits
 from loops import Runner
 from ports import free_port
+from relay_proxy import Proxy
 from relay_waits import bumped, pair, set_timeout, started
 from servers import TIMEOUT, RedisServer, Server, served, until
 
@@ -127,3 +128,24 @@ def test_relay_follows_the_server_of_sentinels(run: Runner, tmp_path: Path, faul
         options = "sentinel_username=watcher&sentinel_password=s"
         url = f"redis+sentinel://app:p@{hosts}/main/0?{options}"
         run(lambda: follows(url, take_over))
+
+
+def test_demoted_server_is_left_for_the_primary(run: Runner, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with served("redis", tmp_path / "a") as old, served("redis", tmp_path / "b") as new:
+        proxy = Proxy(old)
+
+        def take_over() -> None:
+            new.ask("REPLICAOF", "127.0.0.1", str(old.port))
+            until(lambda: b"master_link_status:up" in new.ask("INFO"))
+            replicate(old, new)
+            proxy.server = new
+            new.ask("REPLICAOF", "NO", "ONE")
+            old.ask("REPLICAOF", "127.0.0.1", str(new.port))  # its connections stay open
+
+        async def main() -> None:
+            async with proxy.serving() as url:
+                await follows(url, take_over)
+
+        run(main)
