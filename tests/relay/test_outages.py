@@ -193,6 +193,8 @@ STREAM = "$JS.API.STREAM.{}.purgatory_versions"
 LOSSES: dict[str, Loss] = {
     "rows deleted": at_once(lambda store: store.delete_rows("purgatory", "a")),
     "file restored": file_restored,
+    "folder deleted": at_once(lambda store: shutil.rmtree(store.folder)),
+    "log deleted": at_once(lambda store: next(store.folder.glob("*.sqlite-wal")).unlink()),
     "flushed": at_once(lambda redis: redis.ask("FLUSHALL")),
     "older dump": older_dump,
     "purged": at_once(lambda nats: nats.publish(STREAM.format("PURGE"))),
@@ -206,6 +208,8 @@ LOST = [
     ("file", "rows deleted", TIMEOUT, "a", 1),
     ("file", "rows deleted", 0.2, "", 0),
     ("file", "file restored", TIMEOUT, "a", 41),
+    ("file", "folder deleted", 0.2, "", 0),
+    ("file", "log deleted", 0.2, "", 0),
 ]
 LOST_BY_SERVERS = [
     *((kind, "rows deleted", TIMEOUT, "a", 1) for kind in SERVER_KINDS),
@@ -251,6 +255,8 @@ async def test_loss_ends_waits_in_a_new_epoch(
             first, second = await asyncio.gather(*waits)
             assert (kept <= first <= kept + 1, second) == (True, 0)
             await until(lambda: here.epoch == there.epoch != epoch)
+            async with Relay(server.url, timeout=TIMEOUT) as new:
+                assert new.epoch == here.epoch
             later = await started(here, "b", 0)
             assert not later.done()
             assert await there.bump("b") == await later == 1
