@@ -90,7 +90,7 @@ async def live(purgatory: Purgatory[Any], rng: random.Random, number: int) -> No
     """Has operations of two kinds wait for some keys, and end in all ways."""
     waiting: list[Probe] = []
     for _ in range(number):
-        timeout = rng.choice([0, 0.5, 5, 50, None])
+        timeout = rng.choice([0, 0.5, 5, 50, 2e6, 1e300, None])
         operation = rng.choice([Probe, OtherProbe])(timeout, ready=rng.random() < 0.1)
         if rng.random() < 0.1:
             operation.completing = lambda _: purgatory.check_and_complete(rng.randrange(5))
