@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory
-from servers import SERVERS, TIMEOUT, PostgresServer, place, served
+from servers import SERVERS, TIMEOUT, PostgresServer, served
 
 from purgatory.relay import Relay
 
@@ -40,8 +40,8 @@ def loop_factory() -> LoopFactory:
 )
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a store of each kind."""
-    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
-        yield url
+    with served(request.param, tmp_path_factory.mktemp("relay")) as store:
+        yield store.url
 
 
 @pytest.fixture(scope="module")

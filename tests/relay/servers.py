@@ -50,43 +50,38 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def is_listening(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def state_of(stat: Path) -> str:
-    """State of a thread as a letter (R, S, T, ...), by Linux's proc(5)."""
-    return stat.read_text().rpartition(")")[2].split()[0]
-
-
 class FileStore:
     """A folder, as the store of relays."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, f"file://{folder}"
 
-    def database(self, prefix: str) -> sqlite3.Connection:
-        until(lambda: any(self.folder.glob(f"{prefix}.*.sqlite")))  # which a process makes
-        [path] = self.folder.glob(f"{prefix}.*.sqlite")
-        return sqlite3.connect(path, timeout=TIMEOUT)
+    def start(self) -> None: ...
 
-    def back_up(self, prefix: str) -> Callable[[], None]:
+    def end(self) -> None: ...
+
+    @contextmanager
+    def database(self) -> Iterator[sqlite3.Connection]:
+        until(lambda: any(self.folder.glob("purgatory.*.sqlite")))  # which a process makes
+        [path] = self.folder.glob("purgatory.*.sqlite")
+        with closing(sqlite3.connect(path, timeout=TIMEOUT)) as database, database:
+            yield database
+
+    def back_up(self) -> Callable[[], None]:
         """Backs up the database; returns a function that restores it."""
         backup = sqlite3.connect(":memory:", check_same_thread=False)
-        with closing(self.database(prefix)) as database:
+        with self.database() as database:
             database.backup(backup)
 
         def restore() -> None:
-            with closing(self.database(prefix)) as database, closing(backup):
+            with self.database() as database, closing(backup):
                 backup.backup(database)
 
         return restore
 
-    def delete_rows(self, prefix: str, *keys: str) -> None:
-        with closing(self.database(prefix)) as database, database:
-            names = [(key,) for key in keys]
-            database.executemany("DELETE FROM versions WHERE key = ?", names)
+    def delete_rows(self, *keys: str) -> None:
+        with self.database() as database:
+            database.executemany("DELETE FROM versions WHERE key = ?", [(key,) for key in keys])
 
 
 class Server:
@@ -107,7 +102,8 @@ class Server:
         assert self.process.poll() is None, (
             f"{self.command} has ended with {self.process.returncode}"
         )
-        return is_listening(self.port)
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -127,7 +123,7 @@ class Server:
         self.send(signal.SIGSTOP)
         assert self.process is not None
         threads = Path(f"/proc/{self.process.pid}/task")
-        until(lambda: all(state_of(thread / "stat") == "T" for thread in threads.iterdir()))
+        until(lambda: all(") T" in stat.read_text() for stat in threads.glob("*/stat")))
 
     def resume(self) -> None:
         self.send(signal.SIGCONT)
@@ -161,11 +157,11 @@ class RedisServer(Server):
             client.sendall(b"*%d\r\n%s" % (len(words), parts))
             return client.recv(1 << 16)
 
-    def delete_rows(self, prefix: str, *keys: str) -> None:
+    def delete_rows(self, *keys: str) -> None:
         """Deletes versions behind the store's back, as `delete_rows` of the other servers do."""
-        for key in keys:
-            self.ask("HDEL", f"{{{prefix}}}:versions", f"v:{key}")
-            self.ask("ZREM", f"{{{prefix}}}:order", f"v:{key}")
+        names = [f"v:{key}" for key in keys]
+        self.ask("HDEL", "{purgatory}:versions", *names)
+        self.ask("ZREM", "{purgatory}:order", *names)
 
     def end_relays(self) -> None:
         """Ends all connections of relays."""
@@ -266,9 +262,9 @@ class PostgresServer(Server):
         command = [self._binaries() / "psql", "-v", "ON_ERROR_STOP=1", "-Atqc", statement, url]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def delete_rows(self, prefix: str, *keys: str) -> None:
+    def delete_rows(self, *keys: str) -> None:
         names = ", ".join(f"'{key}'" for key in keys)
-        self.run(f"DELETE FROM {prefix}_versions WHERE key IN ({names})")
+        self.run(f"DELETE FROM purgatory_versions WHERE key IN ({names})")
 
     def end_relays(self) -> None:
         """Ends all connections of relays."""
@@ -316,10 +312,10 @@ class PgBouncer(Server):
     """PgBouncer in front of a PostgreSQL; a client holds a server connection for its `mode`: a
     session, a transaction or a statement."""
 
-    def __init__(self, postgres: PostgresServer, mode: str = "session") -> None:
+    def __init__(self, mode: str = "session") -> None:
         command = need("pgbouncer", "needs PgBouncer: apt-get install pgbouncer")
-        port = free_port()
-        settings = postgres.folder / "pgbouncer.ini"
+        self.postgres = postgres = PostgresServer()
+        port, settings = free_port(), postgres.folder / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\npostgres = host=127.0.0.1 port={postgres.port} user=tester\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
@@ -327,6 +323,14 @@ class PgBouncer(Server):
         )
         self.url = postgres.url.replace(str(postgres.port), str(port))
         super().__init__([command, str(settings)], port, postgres.user)
+
+    def start(self) -> Self:
+        self.postgres.start()
+        return super().start()
+
+    def end(self) -> None:
+        super().end()
+        self.postgres.end()
 
 
 class NatsServer(Server):
@@ -341,11 +345,11 @@ class NatsServer(Server):
         words = ["--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir"]
         super().__init__([str(command), *words, str(folder)], port)
 
-    def delete_rows(self, prefix: str, *keys: str) -> None:
+    def delete_rows(self, *keys: str) -> None:
         for key in keys:
             name = urlsafe_b64encode(key.encode()).decode().rstrip("=")
-            filter_ = f'{{"filter":"{prefix}_versions.key.={name}"}}'
-            self.publish(f"$JS.API.STREAM.PURGE.{prefix}_versions", filter_)
+            filter_ = f'{{"filter":"purgatory_versions.key.={name}"}}'
+            self.publish("$JS.API.STREAM.PURGE.purgatory_versions", filter_)
 
     def publish(self, subject: str, payload: str = "") -> None:
         """Sends a message, for instance a JetStream request, and waits until the server has it."""
@@ -362,33 +366,17 @@ class NatsServer(Server):
 
 
 @contextmanager
-def pgbouncer(mode: str = "session") -> Iterator[tuple[PostgresServer, PgBouncer]]:
-    """A PostgreSQL, and a PgBouncer in front of it."""
-    with served("postgresql", Path()) as postgres:
-        pooler = PgBouncer(postgres, mode)
-        try:
-            yield postgres, pooler.start()
-        finally:
-            pooler.kill()
-
-
-@contextmanager
 def served(kind: str, folder: Path, *options: str) -> Iterator[Any]:
-    """A store of a kind, with its `url`: a folder, or a server, of Redis with these `options`."""
-    if kind == "file":
-        yield FileStore(folder / "app")
-        return
-    if kind == "pgbouncer":
-        with pgbouncer() as (_, pooler):
-            yield pooler
-        return
+    """A store of a kind, with its `url`: a folder, or a server, with these `options`."""
     makes: dict[str, Callable[[], Any]] = {
+        "file": lambda: FileStore(folder / "app"),
         "redis": lambda: RedisServer(folder, *options),
         "valkey": lambda: RedisServer(folder, is_valkey=True),
         "cluster": lambda: RedisServer(folder, "--cluster-enabled", "yes", *options),
         "replicated": lambda: RedisCluster(folder),
         "nats": lambda: NatsServer(folder),
         "postgresql": PostgresServer,
+        "pgbouncer": lambda: PgBouncer(*options),
     }
     server = makes[kind]()
     try:
@@ -399,10 +387,3 @@ def served(kind: str, folder: Path, *options: str) -> Iterator[Any]:
         yield server
     finally:
         server.end()
-
-
-@contextmanager
-def place(kind: str, folder: Path) -> Iterator[str]:
-    """The address of a store of a kind."""
-    with served(kind, folder) as server:
-        yield server.url

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers import until
 from relay_waits import knows
-from servers import SERVERS, TIMEOUT, place
+from servers import SERVERS, TIMEOUT, served
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
@@ -150,8 +150,8 @@ async def test_outbox_keeps_what_is_noted_while_announcing(
 
 @pytest.fixture(scope="module", params=[SERVERS["postgresql"], SERVERS["pgbouncer"]])
 def postgres(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
-    with place(request.param, tmp_path_factory.mktemp("postgres")) as url:
-        yield url
+    with served(request.param, tmp_path_factory.mktemp("postgres")) as server:
+        yield server.url
 
 
 @contextlib.asynccontextmanager

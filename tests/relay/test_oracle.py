@@ -202,7 +202,7 @@ async def rows_deleted(run: Run) -> None:
     """Deletes the versions of some keys behind the store's back."""
     with run.fault("rows deleted", **UNTIL_NOTICED):
         names = [f"key{random.randrange(KEYS)}" for _ in range(3)]
-        await asyncio.to_thread(run.store.delete_rows, "purgatory", *names)
+        await asyncio.to_thread(run.store.delete_rows, *names)
 
 
 def back_up(store: Any) -> Callable[[], None]:
@@ -235,7 +235,7 @@ def back_up(store: Any) -> Callable[[], None]:
                 store.run(f"BEGIN; LOCK TABLE {name}; {copy}; COMMIT; DROP TABLE kept_{name}")
 
         return restore_tables
-    restore_file: Callable[[], None] = store.back_up("purgatory")
+    restore_file: Callable[[], None] = store.back_up()
     return restore_file
 
 

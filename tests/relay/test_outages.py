@@ -145,7 +145,7 @@ def at_once(lose: Callable[[Any], object]) -> Loss:
 
 def file_restored(store: FileStore) -> Iterator[None]:
     """Positions fall as well, so each message looks like a late one."""
-    restore = store.back_up("purgatory")
+    restore = store.back_up()
     yield
     restore()
 
@@ -191,7 +191,7 @@ def database_set_back(postgres: PostgresServer) -> Iterator[None]:
 
 STREAM = "$JS.API.STREAM.{}.purgatory_versions"
 LOSSES: dict[str, Loss] = {
-    "rows deleted": at_once(lambda store: store.delete_rows("purgatory", "a")),
+    "rows deleted": at_once(lambda store: store.delete_rows("a")),
     "file restored": file_restored,
     "folder deleted": at_once(lambda store: shutil.rmtree(store.folder)),
     "log deleted": at_once(lambda store: next(store.folder.glob("*.sqlite-wal")).unlink()),

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ import pytest
 from helpers import until
 from loops import Runner
 from relay_waits import set_timeout, started
-from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
+from servers import TIMEOUT, PgBouncer, PostgresServer, served
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Change, Relay
@@ -277,9 +278,9 @@ async def test_delivery_in_a_transaction_counts_when_committed(
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[PostgresServer, PgBouncer]]:
-    with pgbouncer() as servers:
-        yield servers
+def pooler() -> Iterator[PgBouncer]:
+    with served("pgbouncer", Path()) as pooler:
+        yield pooler
 
 
 def connections(postgres: PostgresServer) -> int:
@@ -289,9 +290,9 @@ def connections(postgres: PostgresServer) -> int:
 
 
 async def test_relay_takes_two_connections_and_releases_them(
-    servers: tuple[PostgresServer, PgBouncer], prefix: str
+    pooler: PgBouncer, prefix: str
 ) -> None:
-    postgres, pooler = servers
+    postgres = pooler.postgres
     async with (
         opened(pooler.url, prefix=prefix) as here,
         opened(pooler.url, prefix=prefix) as there,
@@ -310,7 +311,9 @@ def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) 
     shown = [f"current_setting('{name}')" for name in settings]
     query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_advisory_xact_lock_shared(7)"
 
-    async def main(postgres: PostgresServer, pooler: PgBouncer) -> None:
+    async def main(pooler: PgBouncer) -> None:
+        postgres = pooler.postgres
+
         async def show_all() -> dict[str, str]:
             """The settings of three server connections, by their processes."""
             run = partial(asyncio.to_thread, postgres.run, query, at=pooler.url)
@@ -334,5 +337,5 @@ def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) 
         assert {*after.values()} == {*before.values()} and len({*after.values()}) == 1
         assert after.keys() & before.keys()
 
-    with pgbouncer(mode) as servers:
-        run(lambda: main(*servers))
+    with served("pgbouncer", Path(), mode) as pooler:
+        run(lambda: main(pooler))

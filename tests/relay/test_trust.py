@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 from relay_waits import recorded, refused, started
-from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, place, served
+from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, served
 
 from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
 from purgatory.relay._messages import MAX_KEY_BYTES, MAX_NUMBER, NAME, Hint, Settled
@@ -159,7 +159,8 @@ async def test_rights_on_page_suffice(tmp_path: Path, kind: str) -> None:
         with nats_with_rights(tmp_path) as url:
             await do_all(url)
         return
-    with place(kind, tmp_path) as url:
+    with served(kind, tmp_path) as server:
+        url = server.url
         if kind == "postgresql":
             import asyncpg
 

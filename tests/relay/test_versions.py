@@ -22,11 +22,10 @@ from purgatory.relay import Relay
 class Worker:
     """One of several workers that serve the same resource."""
 
-    def __init__(self, relay: Relay, key: str = "news", **options: Any) -> None:
-        self.key = key
-        self.versions: Versions[str] = Versions(relay=relay, **options)
+    def __init__(self, relay: Relay, polls: LongPolls | None = None) -> None:
+        self.versions: Versions[str] = Versions(relay=relay)
         self.events: list[tuple[int, str]] = []
-        self.polls = LongPolls(signals=(), retry_after=7)
+        self.polls = polls or LongPolls(signals=(), retry_after=7)
         self.app = self.polls.middleware(self.answer)
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -36,9 +35,9 @@ class Worker:
             def read(seen: int) -> list[tuple[int, str]]:
                 return [row for row in self.events if row[0] > seen]
 
-            await event_source(poll, self.versions, self.key, read)(scope, receive, send)
+            await event_source(poll, self.versions, "news", read)(scope, receive, send)
             return
-        outcome = await self.versions.changed(poll, self.key)
+        outcome = await self.versions.changed(poll, "news")
         await outcome.send(
             send, b"%d" % outcome.value if outcome.is_satisfied else outcome.reason.encode()
         )
@@ -68,26 +67,32 @@ async def test_tag_holds_across_workers_and_restarts(tmp_path: Path) -> None:
 
 
 BEYOND = ["1000", "9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000]
+"""Versions that no store gives."""
 
 
 @pytest.mark.parametrize(
-    ("condition", "query"),
+    ("condition", "query", "status"),
     [
-        (None, ""),
-        ('"other-7"', ""),
-        *((f'"{{epoch}}-{number}"', "") for number in BEYOND),
-        *((None, f"&index={{epoch}}-{number}") for number in BEYOND),
+        (None, "wait=60", 200),
+        ('"other-7"', "wait=60", 200),
+        *((f'"{{epoch}}-{number}"', "wait=60", 200) for number in BEYOND),
+        *((None, f"wait=60&index={{epoch}}-{number}", 200) for number in BEYOND),
+        ("*", "wait=0.1", 304),
+        ('W/"{epoch}-3"', "wait=0", 304),
+        ('W/"{epoch}-2"', "wait=0", 200),
+        ('W/"{epoch}-2"', "", 200),  # this one waits for no time by default
     ],
 )
-async def test_tag_that_names_no_version_gets_current(
-    tmp_path: Path, condition: str | None, query: str
+async def test_poll_is_answered_by_what_the_store_has(
+    tmp_path: Path, condition: str | None, query: str, status: int
 ) -> None:
-    async with Relay(f"file://{tmp_path}") as relay:
-        await relay.advance("news", 3)
+    url = f"file://{tmp_path}"
+    async with Relay(url) as relay, Relay(url) as other:
+        worker = Worker(relay, LongPolls(signals=(), default_wait=0.0))
+        await other.advance("news", 3)
         tag = condition and condition.format(epoch=relay.epoch)
-        text = f"wait=60{query}".format(epoch=relay.epoch)
-        request = await Worker(relay).ask(tag, text.encode()).done()
-        assert (request.status, request.content) == (200, b"3")
+        request = await worker.ask(tag, query.format(epoch=relay.epoch).encode()).done()
+        assert (request.status, request.content) == (status, b"3" if status == 200 else b"")
         assert request.headers["etag"] == f'W/"{relay.epoch}-3"'
 
 
@@ -103,31 +108,6 @@ async def test_events_after_an_unknown_id_are_all(tmp_path: Path, number: str) -
         await until(lambda: b"data: event" in request.content)
         worker.polls.stop()
         await request.done()
-
-
-@pytest.mark.parametrize("options", [{}, {"default_wait": 0.0}])
-async def test_poll_that_does_not_wait_sees_the_change(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    url = f"file://{tmp_path}"
-    async with Relay(url) as relay, Relay(url) as other:
-        worker = Worker(relay)
-        worker.polls = LongPolls(signals=(), **options)
-        worker.app = worker.polls.middleware(worker.answer)
-        tag = f'W/"{relay.epoch}-0"'
-        query = b"" if options else b"wait=0"
-        request = await worker.ask(tag, query).done()
-        assert (request.status, request.headers["etag"]) == (304, tag)
-        await other.bump("news")
-        request = await worker.ask(tag, query).done()
-        assert (request.status, request.content) == (200, b"1")
-        assert request.headers["etag"] == f'W/"{relay.epoch}-1"'
-
-
-async def test_star_tag_waits_beyond_any_version(tmp_path: Path) -> None:
-    async with Relay(f"file://{tmp_path}") as relay:
-        request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
-        assert (request.status, request.headers["etag"]) == (204, f'W/"{relay.epoch}-0"')
 
 
 async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path: Path) -> None:
