@@ -12,40 +12,27 @@ class Proxy:
 
     def __init__(self, server: Any, host: str = "127.0.0.1") -> None:
         self.server, self.host = server, host
-        self.open: list[list[asyncio.StreamWriter]] = []
-        self.silent: list[list[asyncio.StreamWriter]] = []
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.connecting = 0
-        self.has_ended = False
+        self.open: list[asyncio.StreamWriter] = []
+        self.silent: list[asyncio.StreamWriter] = []
+        self.tasks: list[asyncio.Task[Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        both = [writer]
-        self.open.append(both)
-        self.connecting += 1
-        try:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.append(task)
+        self.open.append(writer)
+        with suppress(asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        finally:
-            self.connecting -= 1
-        if self.has_ended:
-            writer.close()
-            far_writer.close()
-            return
-        both.append(far_writer)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self.pass_on(source, sink, both))
-            self.tasks.add(task)
+            self.open.append(far_writer)
+            both = self.pass_on(reader, far_writer), self.pass_on(far_reader, writer)
+            await asyncio.gather(*both)
 
-    async def pass_on(
-        self,
-        source: asyncio.StreamReader,
-        sink: asyncio.StreamWriter,
-        both: list[asyncio.StreamWriter],
-    ) -> None:
+    async def pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while data := await source.read(1 << 16):
-                if both not in self.silent:
+                if sink not in self.silent:
                     sink.write(data)
-        if both not in self.silent:
+        if sink not in self.silent:
             sink.close()
 
     @asynccontextmanager
@@ -56,13 +43,9 @@ class Proxy:
             host = f"[{self.host}]" if ":" in self.host else self.host
             yield self.server.url.replace(f"127.0.0.1:{self.server.port}", f"{host}:{port}")
         finally:
-            self.has_ended = True
             listener.close()
             for task in self.tasks:
                 task.cancel()
-            for both in self.open:
-                for writer in both:
-                    writer.close()
-            await asyncio.sleep(0.01)
-            while self.connecting:
-                await asyncio.sleep(0.01)
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            for writer in self.open:
+                writer.close()

@@ -48,11 +48,6 @@ def orders(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         yield orders
 
 
-def state(orders: sqlite3.Connection) -> str:
-    [text] = orders.execute("SELECT state FROM orders WHERE id = 7").fetchone()
-    return str(text)
-
-
 async def kill_worker(way: str, place: str, url: str, database: str, code: Path) -> None:
     """Runs a worker to its place, and kills it there."""
     command = [sys.executable, str(PROGRAM), way, place, url, database]
@@ -111,7 +106,8 @@ async def test_outbox_announces_after_crash(
         seen = await relay.version("orders/7")
         async with waiting(relay, seen) as task:
             await kill_worker("outbox", place, url, str(code / "orders.sqlite"), code)
-            assert (state(orders), orders.execute(noted).fetchone()) == ("paid", (1,))
+            assert orders.execute("SELECT state FROM orders").fetchone() == ("paid",)
+            assert orders.execute(noted).fetchone() == (1,)
             announcing = asyncio.create_task(block.keep_announcing(orders, relay))
             assert await task > seen
             await until(lambda: orders.execute(noted).fetchone() == (0,))

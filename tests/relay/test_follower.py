@@ -84,6 +84,7 @@ class Process:
     waits: list[Wait] = field(default_factory=list)
     request: ReadRequest | None = None
     result: ReadResult | None = None
+    answered: Any = None
     changed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -138,7 +139,7 @@ class Simulation(RuleBasedStateMachine):
         self.store = DictStore()
         self.processes = [Process(), Process()]
         for at in range(2):
-            self.subscribe(at)
+            self.connect(at, "on_subscribed")
             self.read(at, "all")
 
     def publish(self, message: Any) -> None:
@@ -166,10 +167,10 @@ class Simulation(RuleBasedStateMachine):
         seen = max(0, self.store.versions.get(key, 0) - behind)
         self.processes[at].wait(key, seen, len(self.store.history[key]) - 1)
 
-    @rule(at=PROCESSES, is_given_up=st.sampled_from([True, False, False]))
-    def give_up(self, at: int, is_given_up: bool) -> None:
+    @rule(at=PROCESSES, count=st.sampled_from([1, 0, 0]))
+    def give_up(self, at: int, count: int) -> None:
         process = self.processes[at]
-        for wait in [wait for wait in process.waits if wait.result is None][:is_given_up]:
+        for wait in [wait for wait in process.waits if wait.result is None][:count]:
             process.waits.remove(wait)
             process.follower.remove_waiter(wait.key)
 
@@ -191,22 +192,15 @@ class Simulation(RuleBasedStateMachine):
         for number in range(len(self.processes[at].channel)):
             self.deliver(at, 0, repeat=False, lose=number == lose)
 
-    @rule(at=PROCESSES)
-    def subscribe(self, at: int) -> None:
+    @rule(at=PROCESSES, event=st.sampled_from(["on_subscribed", "on_disconnected", "cut"]))
+    def connect(self, at: int, event: str) -> None:
+        """A subscription, or its end, which goes unnoticed if it is cut."""
         process = self.processes[at]
-        process.is_subscribed = True
-        process.follower.on_subscribed()
-
-    @rule(at=PROCESSES)
-    def disconnect(self, at: int) -> None:
-        process = self.processes[at]
-        process.is_subscribed = False
-        process.channel.clear()
-        process.follower.on_disconnected()
-
-    @rule(at=PROCESSES)
-    def lose_the_channel_unnoticed(self, at: int) -> None:
-        self.processes[at].is_subscribed = False
+        process.is_subscribed = event == "on_subscribed"
+        if event == "on_disconnected":
+            process.channel.clear()
+        if event != "cut":
+            getattr(process.follower, event)()
 
     @rule(at=PROCESSES)
     def resync(self, at: int) -> None:
@@ -290,7 +284,7 @@ class Simulation(RuleBasedStateMachine):
             store.position, store.versions, store.positions = position, versions, positions
             store.record()
             for at in range(2):
-                self.disconnect(at)
+                self.connect(at, "on_disconnected")
                 self.end_read(at, fails=True)
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), chance=st.integers(0, 4))
@@ -301,12 +295,14 @@ class Simulation(RuleBasedStateMachine):
                 self.store.positions.pop(key, None)
             self.store.record()
 
-    def settle(self) -> None:
+    def teardown(self) -> None:
         """All messages are lost from now on; both processes read all they need, after a resync."""
+        if not hasattr(self, "store"):
+            return
         for _ in range(2):  # each process sees the other's writes at its next resync
             for at, process in enumerate(self.processes):
                 if not process.follower.is_subscribed:
-                    self.subscribe(at)
+                    self.connect(at, "on_subscribed")
                 process.follower.recheck()
                 process.is_subscribed = False
                 process.channel.clear()
@@ -314,10 +310,6 @@ class Simulation(RuleBasedStateMachine):
                 assert process.follower.is_current
                 process.follower.on_probe(process.follower.begin_probe())
 
-    def teardown(self) -> None:
-        if not hasattr(self, "store"):
-            return
-        self.settle()
         for process in self.processes:
             follower = process.follower
             assert follower.epoch == self.store.epoch
@@ -379,7 +371,10 @@ def wait(key: str, seen: int) -> Step:
 
 
 def calls(name: str, *arguments: Any) -> Step:
-    return lambda process: getattr(process.follower, name)(*arguments)
+    def step(process: Process) -> None:
+        process.answered = getattr(process.follower, name)(*arguments)
+
+    return step
 
 
 def process_at_7(*steps: Step) -> Process:
@@ -429,7 +424,7 @@ NO_POSITIONS = change(-1, 12, a=4)
         case(*GAPS[:-1], needs_read=False),
         case(*GAPS, needs_read=True),
         # What has not arrived before a probe was lost
-        case(*HEALED, calls("on_probe", 1), healed=1),
+        case(*HEALED, calls("on_probe", 1), healed=1, answered=True),
         case(*HEALED, change(7, 8, a=4), calls("on_probe", 1), healed=0),
         # A read decides whether a lower version is late, or was rolled back
         case(LOWER, results=[None]),
@@ -455,10 +450,10 @@ NO_POSITIONS = change(-1, 12, a=4)
 )
 def test_each_step_has_its_effects(steps: list[Step], expected: dict[str, Any]) -> None:
     process = process_at_7(*steps)
-    found = {"results": [wait.result for wait in process.waits], "changed": process.changed}
+    found: dict[str, Any] = {"results": [wait.result for wait in process.waits]}
     for name in expected.keys() - found:
-        owner = process.request if name in ("keys", "since") else process.follower
-        found[name] = getattr(owner, name)
+        owners = process.follower, process, process.request
+        found[name] = next(getattr(owner, name) for owner in owners if hasattr(owner, name))
     assert {name: found[name] for name in expected} == expected
 
 
