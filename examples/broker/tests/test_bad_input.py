@@ -136,7 +136,7 @@ def test_damaged_requests_take_bounded_memory(broker: BrokerThread, factor: int)
 
         read()  # loads the schema
         # The broker's thread may allocate meanwhile.
-        assert min(peak_of(read) for _ in range(3)) < 100_000 + 1000 * len(frame)
+        assert any(peak_of(read) < 100_000 + 1000 * len(frame) for _ in range(3))
         for sent in (with_length(frame), frame):
             with Raw(broker.address) as client, suppress(OSError):
                 client.socket.sendall(sent)

@@ -4,7 +4,7 @@ network."""
 import asyncio
 from collections.abc import Awaitable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from raw import (
@@ -18,11 +18,10 @@ from raw import (
     running_broker,
 )
 
-T = TypeVar("T")
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
 
-async def timed(work: Awaitable[T]) -> tuple[T, float]:
+async def timed(work: Awaitable[Any]) -> tuple[Any, float]:
     """The result, and the tenths of a second that it took, rounded down."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
