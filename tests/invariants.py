@@ -26,7 +26,7 @@ from purgatory._core.loop import MAX_PER_ITERATION, UNBOUND, LoopTimingWheel
 from purgatory._core.operation import NO_RESULT
 from purgatory._core.states import PENDING
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
-from purgatory._core.watch_lists import KeyCheck, WatchLists, keys_of
+from purgatory._core.watch_lists import KeyCheck, WatchList, WatchLists, keys_of
 from purgatory._core.wheel import TimingWheel
 
 __all__ = [
@@ -77,7 +77,7 @@ def _(lists: WatchLists) -> None:
     for key, waiting in lists.items():
         operations = lists.operations(key)
         assert operations and len(set(operations)) == len(operations)
-        assert not isinstance(waiting, (dict, KeyCheck)) or len(waiting) == len(operations)
+        assert not isinstance(waiting, WatchList) or len(waiting) == len(operations)
         for operation in operations:
             assert key in keys_of(operation._op_keys)
             assert all(operation in lists.operations(each) for each in keys_of(operation._op_keys))

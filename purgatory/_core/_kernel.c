@@ -3,7 +3,7 @@
    Each function in the table TWINS is the twin of a Python function, its definition, which the
    table names. A twin handles the common case. Otherwise it returns PASS before any change, and the
    definition is called with the same arguments. Twins use the objects of the Python classes: they
-   read and write the `__slots__`, at the offsets in Python's own descriptors. Four classes keep
+   read and write the `__slots__`, at the offsets in Python's own descriptors. Five classes keep
    some slots in a base in C, see BASES. An object may lack its `__init__`, then its slots are empty
    (NULL): a twin looks for that, or for the loop of an object, which is set last. Private slots of
    others have the types that Python gives them. During a call into Python a twin owns references to
@@ -28,6 +28,7 @@
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
     X(Purgatory, "purgatory.Purgatory") X(KeyCheck, "watch_lists.KeyCheck") \
+    X(WatchList, "watch_lists.WatchList") \
     X(Record, "observers.Record") X(Notifier, "observers.Notifier")
 
 #define FIELDS(X) \
@@ -41,8 +42,7 @@
     X(Purgatory, _by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
     X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) X(Purgatory, _max_pending) \
     X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _wheel) \
-    X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, _untried) \
-    X(KeyCheck, key) X(KeyCheck, left) X(KeyCheck, newcomers) X(KeyCheck, watchers) \
+    X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, key) \
     X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
     X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
     X(Notifier, _check_observers)
@@ -77,10 +77,13 @@
     X(cancel, 1, 1, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
-    X(check_try_next, 3, 3, "watch_lists.KeyCheck._try_next")
+    X(lists_join, 3, 3, "watch_lists.WatchLists.join") \
+    X(lists_leave, 3, 3, "watch_lists.WatchLists.leave") \
+    X(lists_listed, 2, 2, "watch_lists.WatchLists.listed") \
+    X(check_try_untried, 3, 3, "watch_lists.KeyCheck._try_untried")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(ListBase) X(EntryBase) X(OperationBase) X(PurgatoryBase)
+    X(Twin_Type) X(ListBase) X(WatchListBase) X(EntryBase) X(OperationBase) X(PurgatoryBase)
 
 typedef struct Twin Twin;
 
@@ -242,6 +245,12 @@ static inline int done(PyObject *result) {
     Py_DECREF(result);
     return 0;
 }
+/* Restores the exception `error`, or keeps the one raised since; -1. */
+static int raise_again(PyObject *error) {
+    if (PyErr_Occurred()) Py_XDECREF(error);
+    else PyErr_SetRaisedException(error);
+    return -1;
+}
 #define CALL0(object, name) PyObject_CallMethodNoArgs(object, st->s_##name)
 #define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 #define CALL(object, name, ...) \
@@ -285,49 +294,66 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     return 0;
 }
 
-/* ---- BASES of wheel.TimerEntry and wheel.EntryList
+/* ---- BASES of wheel.TimerEntry, wheel.EntryList and watch_lists.WatchList
 
-   A list is a ring that owns its entries. An entry borrows its list, which removes all its entries
-   before it is freed. */
+   A list is a ring of nodes. An entry has one node, for its bucket, and an operation has a link for
+   each list of a key that it shares. A list owns those whom its nodes belong to. A node borrows its
+   list, which removes all its nodes before it is freed. */
 
-typedef struct Entry Entry;
+typedef struct Node Node;
 typedef struct {
     PyObject_HEAD
-    Entry *first, *last;
+    Node *first, *last;
+    Node *untried; /* the first one that the check of the key has still to try */
     Py_ssize_t size;
+    PyObject *key; /* NULL in a bucket */
 } List;
-struct Entry {
-    PyObject_HEAD
+struct Node {
     List *list;
-    Entry *before, *after;
-    double deadline; /* see get_time */
+    Node *before, *after;
 };
-#define LIST(entry) (((Entry *)(entry))->list)
+typedef struct {
+    PyObject_HEAD
+    Node node;
+    double deadline; /* see get_time */
+} Entry;
+typedef struct Link {
+    Node node;
+    struct Link *next; /* of the same operation */
+    PyObject *operation;
+} Link;
+#define LIST(entry) (((Entry *)(entry))->node.list)
 #define DEADLINE(entry) (((Entry *)(entry))->deadline)
 
-static void append(List *list, PyObject *object) { /* an entry that is in no list */
-    Entry *entry = (Entry *)Py_NewRef(object);
-    entry->list = list;
-    entry->before = list->last;
-    *(list->last != NULL ? &list->last->after : &list->first) = entry;
-    list->last = entry;
-    list->size++;
+static inline PyObject *owner(List *list, Node *node) {
+    return list->key != NULL ? ((Link *)node)->operation
+        : (PyObject *)((char *)node - offsetof(Entry, node));
 }
-static void unlink_entry(Entry *entry) {
-    List *list = entry->list;
-    *(entry->before != NULL ? &entry->before->after : &list->first) = entry->after;
-    *(entry->after != NULL ? &entry->after->before : &list->last) = entry->before;
+static void append(List *list, Node *node) { /* a node that is in no list */
+    node->list = list;
+    node->before = list->last;
+    *(list->last != NULL ? &list->last->after : &list->first) = node;
+    list->last = node;
+    if (list->untried == NULL) list->untried = node;
+    list->size++;
+    Py_INCREF(owner(list, node));
+}
+static void unlink_node(Node *node) {
+    List *list = node->list;
+    *(node->before != NULL ? &node->before->after : &list->first) = node->after;
+    *(node->after != NULL ? &node->after->before : &list->last) = node->before;
+    if (list->untried == node) list->untried = node->after;
     list->size--;
-    entry->list = NULL;
-    entry->before = entry->after = NULL;
-    Py_DECREF(entry);
+    node->list = NULL;
+    node->before = node->after = NULL;
+    Py_DECREF(owner(list, node));
 }
 static int emptied(State *st, PyObject *list);
 static int remove_entry(State *st, PyObject *entry) { /* 0 if it is in no list; -1 is an exception */
     List *list = LIST(entry);
     if (list == NULL) return 0;
     Py_INCREF(list);
-    unlink_entry((Entry *)entry);
+    unlink_node(&((Entry *)entry)->node);
     int failed = list->size == 0 && emptied(st, (PyObject *)list);
     Py_DECREF(list);
     return failed ? -1 : 1;
@@ -358,11 +384,14 @@ static void entry_dealloc(PyObject *self) {
 }
 static int list_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    for (Entry *entry = ((List *)self)->first; entry != NULL; entry = entry->after) Py_VISIT(entry);
+    Py_VISIT(((List *)self)->key);
+    for (Node *node = ((List *)self)->first; node != NULL; node = node->after)
+        Py_VISIT(owner((List *)self, node));
     return 0;
 }
 static int list_clear(PyObject *self) {
-    while (((List *)self)->first != NULL) unlink_entry(((List *)self)->first);
+    while (((List *)self)->first != NULL) unlink_node(((List *)self)->first);
+    Py_CLEAR(((List *)self)->key);
     return 0;
 }
 static void list_dealloc(PyObject *self) {
@@ -383,7 +412,7 @@ static int is_entry(PyObject *self, PyObject *entry) { /* with an exception if n
 static PyObject *list_append(PyObject *self, PyObject *entry) {
     if (!is_entry(self, entry)) return NULL;
     if (LIST(entry) != NULL) return PyErr_Format(PyExc_ValueError, "it is in a list");
-    append((List *)self, entry);
+    append((List *)self, &((Entry *)entry)->node);
     Py_RETURN_NONE;
 }
 static PyObject *list_remove(PyObject *self, PyObject *entry) {
@@ -394,9 +423,9 @@ static PyObject *list_remove(PyObject *self, PyObject *entry) {
 static PyObject *list_entries(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Py_ssize_t most = count && args[0] != Py_None ? PyLong_AsSsize_t(args[0]) : PY_SSIZE_T_MAX;
     PyObject *found = most == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    Entry *entry = ((List *)self)->first;
-    for (; found != NULL && entry != NULL && most > 0; entry = entry->after, most--)
-        if (PyList_Append(found, (PyObject *)entry)) Py_CLEAR(found);
+    Node *node = ((List *)self)->first;
+    for (; found != NULL && node != NULL && most > 0; node = node->after, most--)
+        if (PyList_Append(found, owner((List *)self, node))) Py_CLEAR(found);
     return found;
 }
 static PyMethodDef list_methods[] = {
@@ -408,6 +437,33 @@ static PyType_Slot list_slots[] = {
 static PyType_Spec list_spec = {
     "purgatory._core._kernel.EntryList", sizeof(List), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, list_slots};
+
+static int watch_list_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(names)) {
+    PyObject *key;
+    if (!PyArg_ParseTuple(args, "O", &key)) return -1;
+    put(&((List *)self)->key, key);
+    return 0;
+}
+static PyObject *watch_list_has_untried(PyObject *self, PyObject *Py_UNUSED(none)) {
+    return PyBool_FromLong(((List *)self)->untried != NULL);
+}
+static PyObject *watch_list_rewind(PyObject *self, PyObject *Py_UNUSED(none)) {
+    ((List *)self)->untried = ((List *)self)->first;
+    Py_RETURN_NONE;
+}
+static PyMemberDef watch_list_members[] = {
+    {"key", T_OBJECT_EX, offsetof(List, key), READONLY, NULL}, {0}};
+static PyMethodDef watch_list_methods[] = {
+    {"entries", (PyCFunction)(void (*)(void))list_entries, METH_FASTCALL, NULL},
+    {"has_untried", watch_list_has_untried, METH_NOARGS, NULL},
+    {"rewind", watch_list_rewind, METH_NOARGS, NULL}, {0}};
+static PyType_Slot watch_list_slots[] = {
+    {Py_tp_members, watch_list_members}, {Py_tp_methods, watch_list_methods},
+    {Py_tp_init, watch_list_init}, {Py_sq_length, list_length}, {Py_tp_traverse, list_traverse},
+    {Py_tp_clear, list_clear}, {Py_tp_dealloc, list_dealloc}, {0}};
+static PyType_Spec watch_list_spec = {
+    "purgatory._core._kernel.WatchList", sizeof(List), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
 
 /* A time in seconds, in a field of C. NaN represents None. Zero represents a slot without a value,
    because new memory is zero; so the time zero is stored as -0.0. */
@@ -466,6 +522,7 @@ typedef struct {
 } Operation;
 typedef struct Rare {
     PyObject *attributes[RARE]; /* the first ones; NULL for None */
+    Link *links;
 } Rare;
 #define OP(operation) ((Operation *)(operation))
 #define GET_RARE(operation, which) \
@@ -550,18 +607,20 @@ static int op_clear(PyObject *self) {
         Py_CLEAR(OP(self)->rare->attributes[i]);
     return 0;
 }
+static void free_links(Link *links) { /* in no list */
+    while (links != NULL) {
+        Link *link = links;
+        links = link->next;
+        PyMem_Free(link);
+    }
+}
 static void op_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     if (OP(self)->weakrefs != NULL) PyObject_ClearWeakRefs(self);
     op_clear(self);
-    if (OP(self)->rare != NULL) PyMem_Free(OP(self)->rare);
+    if (OP(self)->rare != NULL) free_links(OP(self)->rare->links);
+    PyMem_Free(OP(self)->rare);
     free_base(self);
-}
-/* By identity. Memory comes in pools of 16 KiB, so the low bits of addresses repeat, and operations
-   of a key would collide in its dictionary: this mixes all bits. */
-static Py_hash_t op_hash(PyObject *self) {
-    uint64_t mixed = (uint64_t)(uintptr_t)self * 0x9E3779B97F4A7C15u;
-    return (Py_hash_t)(mixed >> 32);
 }
 static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python takes 16 bytes */
     {"_op_home", T_OBJECT_EX, offsetof(Operation, home), 0, NULL},
@@ -574,7 +633,7 @@ static PyGetSetDef op_getset[] = {
     ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
 static PyType_Slot op_slots[] = {
     {Py_tp_members, op_members}, {Py_tp_getset, op_getset}, {Py_tp_traverse, op_traverse},
-    {Py_tp_hash, op_hash}, {Py_tp_clear, op_clear}, {Py_tp_dealloc, op_dealloc}, {0}};
+    {Py_tp_clear, op_clear}, {Py_tp_dealloc, op_dealloc}, {0}};
 static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
@@ -630,7 +689,7 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
     }
     int result = PASSED;
     if (LIST(entry) == NULL) {
-        append((List *)bucket, entry);
+        append((List *)bucket, &((Entry *)entry)->node);
         DEADLINE(entry) = assigned(at);
         result = 1;
     }
@@ -666,7 +725,8 @@ static int emptied(State *st, PyObject *list) {
 static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *wheel = a[0], *until = AT(wheel, Wheel, _until);
-    PyObject *entry = (PyObject *)((List *)AT(wheel, Wheel, _expiring))->first;
+    List *expiring = (List *)AT(wheel, Wheel, _expiring);
+    PyObject *entry = expiring->first != NULL ? owner(expiring, expiring->first) : NULL;
     if (PyLong_AsLong(AT(wheel, Wheel, _budget)) <= 0 || entry == NULL
         || !is_float(until) /* a clock may give integers */
         || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
@@ -763,40 +823,23 @@ static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t P
 
 /* ---- watch lists */
 
-/* WatchLists.join, for one key */
-static int join_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
-    PyObject *waiting = PyDict_SetDefault(by_key, key, operation);
-    if (waiting == operation || waiting == NULL) return waiting == NULL ? -1 : 0;
-    if (PyDict_CheckExact(waiting) && PyDict_GET_SIZE(waiting) > 0)
-        return PyDict_SetItem(waiting, operation, Py_None);
-    PyObject *keys = PyTuple_Pack(1, key);
-    int failed = keys == NULL || done(CALL(by_key, join, operation, keys));
-    Py_XDECREF(keys);
-    return failed ? -1 : 0;
+/* removes `key`, if its value is `waiting` */
+static int discard(PyObject *by_key, PyObject *key, PyObject *waiting) {
+    PyObject *found = PyDict_GetItemWithError(by_key, key);
+    if (found != waiting) return PyErr_Occurred() ? -1 : 0;
+    return PyDict_DelItem(by_key, key);
 }
-/* removes `key`, if it is there */
-static int discard(PyObject *dict, PyObject *key) {
-    if (PyDict_DelItem(dict, key) == 0) return 0;
-    if (!PyErr_ExceptionMatches(PyExc_KeyError)) return -1;
-    PyErr_Clear();
+static int link_operation(List *list, PyObject *operation) {
+    Link *link = rare_of(operation) != NULL ? PyMem_Calloc(1, sizeof(Link)) : NULL;
+    if (link == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    link->operation = operation;
+    link->next = OP(operation)->rare->links;
+    OP(operation)->rare->links = link;
+    append(list, &link->node);
     return 0;
-}
-/* WatchLists.leave, for one key */
-static int leave_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
-    PyObject *waiting = PyDict_GetItemWithError(by_key, key);
-    if (waiting == NULL) return PyErr_Occurred() ? -1 : 0;
-    if (waiting == operation) return discard(by_key, key);
-    if (is_a(waiting, st->KeyCheck)) { /* KeyCheck.remove */
-        PyObject *newcomers = AT(waiting, KeyCheck, newcomers), *left = AT(waiting, KeyCheck, left);
-        Py_ssize_t before = PyDict_GET_SIZE(newcomers);
-        if (before > 0 && discard(newcomers, operation)) return -1;
-        if (PyDict_GET_SIZE(newcomers) == before && PyList_Append(left, operation)) return -1;
-        if (PyDict_GET_SIZE(newcomers) > 0
-            || PyList_GET_SIZE(left) < PyDict_GET_SIZE(AT(waiting, KeyCheck, watchers))) return 0;
-    } else if (!PyDict_CheckExact(waiting)) return 0;
-    else if (discard(waiting, operation)) return -1;
-    else if (PyDict_GET_SIZE(waiting) > 0) return 0;
-    return discard(by_key, key);
 }
 
 /* the keys of an operation as an array, and their number */
@@ -806,36 +849,83 @@ static Py_ssize_t array_of(PyObject **keys, PyObject ***array) {
     return is_tuple ? PyTuple_GET_SIZE(*keys) : 1;
 }
 
-/* purgatory.Purgatory._leave(self, operation), which has `keys` no more */
-static int leave_lists(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
-    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
-    Py_ssize_t number = array_of(&keys, &each);
-    int failed = 0;
-    COUNTS(purgatory)->pending--;
-    COUNTS(purgatory)->watched -= number;
-    for (Py_ssize_t i = 0; i < number && !failed; i++)
-        failed = leave_list(st, by_key, operation, each[i]);
-    Py_DECREF(by_key);
-    return failed;
+/* watch_lists.WatchLists.leave(self, operation, keys): first the lists, then the keys under which it
+   is alone. All of them, though a key may raise. */
+static int leave_lists(PyObject *by_key, PyObject *operation, PyObject *keys) {
+    PyObject **each, *error = NULL;
+    Py_ssize_t number = array_of(&keys, &each), listed = 0;
+    Link *links = OP(operation)->rare != NULL ? OP(operation)->rare->links : NULL;
+    if (links != NULL) OP(operation)->rare->links = NULL;
+    for (Link *link = links; link != NULL; link = link->next) {
+        List *list = link->node.list;
+        if (list == NULL) continue;
+        listed++;
+        Py_INCREF(list);
+        unlink_node(&link->node);
+        if (list->size == 0 && discard(by_key, list->key, (PyObject *)list))
+            Py_XSETREF(error, PyErr_GetRaisedException());
+        Py_DECREF(list);
+    }
+    free_links(links);
+    for (Py_ssize_t i = 0; listed < number && i < number; i++)
+        if (discard(by_key, each[i], operation)) Py_XSETREF(error, PyErr_GetRaisedException());
+    return error != NULL ? raise_again(error) : 0;
 }
-
-/* watch_lists.WatchLists.join(self, operation, keys), and the counts of the purgatory */
-static int join_lists(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
-    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+/* watch_lists.WatchLists.listed(self, key): a new reference; NULL, perhaps with an exception, if
+   nothing waits */
+static PyObject *listed(State *st, PyObject *by_key, PyObject *key) {
+    PyObject *waiting = PyDict_GetItemWithError(by_key, key);
+    if (waiting == NULL || is_a(waiting, st->WatchList)) return Py_XNewRef(waiting);
+    PyObject *list = st->WatchList->tp_alloc(st->WatchList, 0);
+    if (list == NULL) return NULL;
+    ((List *)list)->key = Py_NewRef(key);
+    waiting = PyDict_GetItemWithError(by_key, key); /* a finalizer may have ended it */
+    if (waiting == NULL || link_operation((List *)list, waiting)
+        || PyDict_SetItem(by_key, key, list)) Py_CLEAR(list);
+    return list;
+}
+static int join_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
+    for (;;) {
+        PyObject *waiting = PyDict_SetDefault(by_key, key, operation);
+        if (waiting == operation) return 0;
+        PyObject *list = waiting != NULL ? listed(st, by_key, key) : NULL;
+        int failed = list != NULL ? link_operation((List *)list, operation) : -1;
+        Py_XDECREF(list);
+        if (list != NULL || PyErr_Occurred()) return failed;
+    }
+}
+/* watch_lists.WatchLists.join(self, operation, keys) */
+static int join_lists(State *st, PyObject *by_key, PyObject *operation, PyObject *keys) {
+    PyObject **each;
     Py_ssize_t number = array_of(&keys, &each), joined = 0;
     while (joined < number && !join_list(st, by_key, operation, each[joined])) joined++;
-    if (joined == number) {
-        COUNTS(purgatory)->pending++;
-        COUNTS(purgatory)->watched += number;
-        set_keys(operation, keys);
-    } else {
-        PyObject *error = PyErr_GetRaisedException();
-        while (joined-- > 0)
-            if (leave_list(st, by_key, operation, each[joined])) PyErr_Clear();
-        PyErr_SetRaisedException(error);
-    }
+    if (joined == number) return 0;
+    PyObject *error = PyErr_GetRaisedException();
+    if (leave_lists(by_key, operation, keys)) PyErr_Clear();
+    PyErr_SetRaisedException(error);
+    return -1;
+}
+static PyObject *lists_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!is_kind_of(a[1], self->st->Operation)) return PASS;
+    return join_lists(self->st, a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
+}
+static PyObject *lists_leave(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!is_kind_of(a[1], self->st->Operation)) return PASS;
+    return leave_lists(a[0], a[1], a[2]) ? NULL : Py_NewRef(Py_None);
+}
+static PyObject *lists_listed(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    PyObject *list = listed(self->st, a[0], a[1]);
+    return list == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : list;
+}
+
+/* purgatory.Purgatory._leave(self, operation), which has `keys` no more */
+static int leave(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
+    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    COUNTS(purgatory)->pending--;
+    COUNTS(purgatory)->watched -= array_of(&keys, &each);
+    int failed = leave_lists(by_key, operation, keys);
     Py_DECREF(by_key);
-    return PyErr_Occurred() ? -1 : 0;
+    return failed;
 }
 
 /* ---- the life of an operation */
@@ -874,7 +964,7 @@ static int claim(State *st, PyObject *operation, int state) {
     int failed = remove_entry(st, operation) < 0;
     if (!failed && keys != st->UNWATCHED) {
         set_keys(operation, st->UNWATCHED);
-        failed = leave_lists(st, purgatory, operation, keys);
+        failed = leave(st, purgatory, operation, keys);
         PyObject *wheel = AT(purgatory, Purgatory, _wheel);
         if (!failed && counts->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
             failed = done(CALL0(AT(purgatory, Purgatory, _loop_wheel), check_idle_later));
@@ -928,13 +1018,6 @@ static int run_hooks(State *st, PyObject *operation) {
             return -1;
     }
     return is_awaited(operation) ? wake_waiters(st, operation) : 0;
-}
-
-/* Restores the exception `error`, or keeps the one raised since; -1. */
-static int raise_again(PyObject *error) {
-    if (PyErr_Occurred()) Py_XDECREF(error);
-    else PyErr_SetRaisedException(error);
-    return -1;
 }
 
 /* the fields of an event */
@@ -1212,14 +1295,21 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
 /* lets an operation wait; a finalizer may end it meanwhile */
 static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched, double when,
     PyObject *now) {
-    PyObject *wheel = Py_NewRef(AT(purgatory, Purgatory, _wheel));
-    int failed = join_lists(st, purgatory, operation, watched);
+    PyObject **each, *wheel = Py_NewRef(AT(purgatory, Purgatory, _wheel)),
+        *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    int failed = join_lists(st, by_key, operation, watched);
+    Py_DECREF(by_key);
+    if (!failed) {
+        COUNTS(purgatory)->pending++;
+        COUNTS(purgatory)->watched += array_of(&watched, &each);
+        set_keys(operation, watched);
+    }
     if (!failed && !isnan(when)) failed = add_to_wheel(st, wheel, operation, when, now);
     if (!failed && !IS(operation, PENDING)) {
         failed = remove_entry(st, operation) < 0;
         if (!failed && keys_watched(st, operation) != st->UNWATCHED) {
             set_keys(operation, st->UNWATCHED);
-            failed = leave_lists(st, purgatory, operation, watched);
+            failed = leave(st, purgatory, operation, watched);
         }
     }
     Py_DECREF(wheel);
@@ -1385,41 +1475,39 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return result;
 }
 
-/* watch_lists.KeyCheck._try_next(self, spent, budget) */
-static PyObject *check_try_next(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+/* watch_lists.KeyCheck._try_untried(self, operations, budget) */
+static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
+    if (!is_a(a[1], st->WatchList)) return PASS;
     PyObject *check = a[0], *dispatcher = AT(AT(check, KeyCheck, _home), Purgatory, _dispatcher);
-    PyObject *untried = AT(check, KeyCheck, _untried), *key = AT(check, KeyCheck, key),
-        *queue = AT(dispatcher, Dispatcher, queue);
-    long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
+    PyObject *key = AT(check, KeyCheck, key), *queue = AT(dispatcher, Dispatcher, queue);
+    List *list = (List *)a[1];
+    long spent = 1, budget = PyLong_AsLong(a[2]);
     Py_ssize_t queued = PyObject_Size(queue);
     if (PyErr_Occurred()) return NULL;
-    Py_INCREF(dispatcher); Py_INCREF(untried); Py_INCREF(key); Py_INCREF(queue);
-    PyObject *operation = NULL, *keys = NULL;
+    Py_INCREF(dispatcher); Py_INCREF(key); Py_INCREF(queue);
     int failed = 0;
-    while (!failed && spent <= budget && PyObject_Size(queue) <= queued) {
-        Py_XSETREF(operation, PyIter_Next(untried));
-        if (operation == NULL) {
-            failed = PyErr_Occurred() != NULL;
-            break;
-        }
+    while (!failed && list->untried != NULL && spent <= budget && PyObject_Size(queue) <= queued) {
+        PyObject *operation = Py_NewRef(owner(list, list->untried));
+        list->untried = list->untried->after;
         spent++;
-        if (!IS(operation, PENDING)) continue;
-        Py_XSETREF(keys, Py_NewRef(keys_watched(st, operation)));
-        put(&AT(dispatcher, Dispatcher, current), operation);
-        failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, operation, key, 0);
-        if (failed || IS(operation, PENDING)) continue;
-        if (PyTuple_CheckExact(keys)) {
-            PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
-            if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
-            failed = done(steps);
+        if (IS(operation, PENDING)) {
+            PyObject *keys = Py_NewRef(keys_watched(st, operation));
+            put(&AT(dispatcher, Dispatcher, current), operation);
+            failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, operation, key, 0);
+            if (!failed && !IS(operation, PENDING) && PyTuple_CheckExact(keys)) {
+                PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
+                if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
+                failed = done(steps);
+            }
+            if (!failed && IS(operation, COMPLETED))
+                failed = add_to(&AT(check, KeyCheck, _completed), 1)
+                    || add_to(&AT(dispatcher, Dispatcher, completed), 1);
+            Py_DECREF(keys);
         }
-        if (!failed && IS(operation, COMPLETED))
-            failed = add_to(&AT(check, KeyCheck, _completed), 1)
-                || add_to(&AT(dispatcher, Dispatcher, completed), 1);
+        Py_DECREF(operation);
     }
-    Py_XDECREF(operation); Py_XDECREF(keys);
-    Py_DECREF(dispatcher); Py_DECREF(untried); Py_DECREF(key); Py_DECREF(queue);
+    Py_DECREF(dispatcher); Py_DECREF(key); Py_DECREF(queue);
     return failed ? NULL : PyLong_FromLong(spent);
 }
 
@@ -1450,6 +1538,8 @@ static const struct {
     {"wheel.TimerEntry", offsetof(State, EntryBase), 0, &entry_spec,
     "_timer_bucket _timer_deadline"},
     {"wheel.EntryList", offsetof(State, ListBase), 0, &list_spec, "_entries"},
+    {"watch_lists.WatchList", offsetof(State, WatchListBase), 0, &watch_list_spec,
+    "key tried untried"},
     {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
     "_op_home _op_keys _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},

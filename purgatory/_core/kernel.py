@@ -2,9 +2,9 @@
 
 A function with the decorator `compiled` has a twin of its name in `_kernel.c`. The twin does the
 common case, and calls the function for the rest: with the same arguments, before it has changed
-anything. A class with the decorator `fields` has slots that twins read and write; four such classes
-get a base in C with the same attributes and methods in the place of their own. So a tree without the compiled
-module, or with `PURGATORY_PURE=1` in the environment, does the same, slower. With
+anything. A class with the decorator `fields` has slots that twins read and write; five such classes
+get a base in C with the same attributes and methods in the place of their own. So a tree without
+the compiled module, or with `PURGATORY_PURE=1` in the environment, does the same, slower. With
 `PURGATORY_PURE=0` a missing module is an error, except in a ZIP: Python imports no compiled module
 from there, and Spark's workers import the package from one, in the driver's environment.
 
@@ -76,7 +76,8 @@ def fields(cls: C) -> C:
                 for name, value in vars(cls).items()
                 if name not in slots and (name not in vars(base) or name in _OF_ANY_CLASS)
             }
-            body["__slots__"] = tuple(name for name in slots if name not in vars(base))
+            in_c = {*vars(base), *base.__slots__}
+            body["__slots__"] = tuple(name for name in slots if name not in in_c)
             parents = [each for each in cls.__bases__ if each not in (object, dict)]
             cls = type(cls)(cls.__name__, (*parents, base), body)
         _kernel.fields(cls, _name(cls))

@@ -54,6 +54,7 @@ from purgatory._core.statistics import PurgatoryStatistics
 from purgatory._core.watch_lists import (
     KeyCheck,
     Keys,
+    WatchList,
     WatchLists,
     keys_of,
     steps_to_leave,
@@ -301,7 +302,7 @@ class Purgatory(Generic[Op]):
         if operation is None:
             return 0
         kind = operation.__class__
-        if kind is dict or kind is KeyCheck or operation._op_state is not PENDING:
+        if kind is WatchList or operation._op_state is not PENDING:
             return self._check_key(key)
 
         dispatcher.current = operation
@@ -653,8 +654,7 @@ class Purgatory(Generic[Op]):
 
     def _is_behind(self, keys: Keys) -> bool:
         """Whether a check must try other operations before a new operation, which then waits."""
-        checks = [self._checks.get(key) for key in keys_of(keys)]
-        return any(each is not None and each.is_ahead() for each in checks)
+        return any(key in self._checks and key in self._by_key for key in keys_of(keys))
 
     def _key_being_checked(self, keys: Keys) -> Any:
         """The first one of an operation's keys whose check is queued or in progress; `NO_KEY`

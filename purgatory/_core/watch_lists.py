@@ -1,12 +1,10 @@
 """Watch lists: for each key, the operations that watch it, in order of arrival; and the checks.
 
 Most keys have one watcher, so a single watcher is stored directly, at the cost of one dictionary
-entry. The second watcher turns the entry into a dictionary used as an ordered set, and a check that
-begins puts itself in the place of that dictionary:
+entry. The second watcher turns the entry into a `WatchList`:
 
     {"orders-0": <Fetch A>,
-     "orders-1": {<Fetch A>: None, <Fetch C>: None, <Fetch D>: None},
-     "orders-2": KeyCheck(watchers={<Fetch A>: None, ...}, newcomers={<Fetch E>: None}, left=[])}
+     "orders-1": WatchList(<Fetch A>, <Fetch C>, <Fetch D>)}
 
 Keys behave as keys of a dictionary: one that changes its hash or equality meanwhile may keep an
 ended operation here, which is never tried, until no operation is pending.
@@ -26,17 +24,17 @@ iteration of the loop.
     a new operation under such a key         is not tried at first, but at the end of the check, so
                                              that the order is kept
 
-A check iterates over the dictionary itself, so a list of any length is never copied. Meanwhile
-newcomers wait beside it, and operations that end are removed from it afterwards.
+A list knows which operations its check has tried, so a check is no copy, and goes on correctly
+whatever joins and leaves between two tries.
 
-Allocations and calls may run finalizers, in which operations leave but none join. So each method
-looks up and links without a call in between.
+A call may run finalizers, in which operations leave but none join. So an operation joins a list
+without a call between the look at the list and the link.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from contextvars import Context, copy_context
 from itertools import chain, islice
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, final
 
 from purgatory._core.arguments import describe
@@ -92,12 +90,47 @@ constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_key
 
 
 @final
+@fields
+class WatchList:
+    """The operations of one key, in the order in which they joined. Any leaves in O(1). The kernel
+    links them to a ring.
+
+    Attributes:
+        untried: those that the check of the key has still to try.
+        tried: those that it has tried.
+    """
+
+    __slots__ = ("key", "tried", "untried")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        # In a plain dictionary the first entry is not found in O(1) after others have left.
+        self.tried: OrderedDict[Operation, None] = OrderedDict()
+        self.untried: OrderedDict[Operation, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.tried) + len(self.untried)
+
+    def entries(self, most: int | None = None) -> list[Operation]:
+        """The first operations, in order; all without `most`."""
+        return list(islice(chain(self.tried, self.untried), most))
+
+    def has_untried(self) -> bool:
+        """Whether an operation is untried."""
+        return bool(self.untried)
+
+    def rewind(self) -> None:
+        """Makes all operations untried, when all are tried."""
+        self.tried, self.untried = self.untried, self.tried
+
+
+@final
 class WatchLists(dict[Hashable, Any]):
-    """The operations that watch each key: one, a dictionary of several, or the `KeyCheck` that
-    tries them."""
+    """The operations that watch each key: one, or the `WatchList` of several."""
 
     __slots__ = ()
 
+    @compiled
     def join(self, operation: Operation, keys: Keys) -> None:
         """Appends `operation` to the list of each key. Cost: O(its keys).
 
@@ -108,49 +141,49 @@ class WatchLists(dict[Hashable, Any]):
         try:
             for key in all_keys:
                 while (waiting := self.setdefault(key, operation)) is not operation:
-                    kind = waiting.__class__
-                    if kind is not dict and kind is not KeyCheck:
-                        self[key] = {waiting: None, operation: None}
-                        if waiting._op_state is not PENDING:  # a finalizer has ended it
-                            self.leave(waiting, (key,))
+                    if waiting.__class__ is not WatchList:
+                        self.listed(key)
+                    elif waiting.untried or waiting.tried:  # else a finalizer has emptied it
+                        waiting.untried[operation] = None
                         break
-                    if kind is KeyCheck:
-                        waiting.newcomers[operation] = None
-                        if self.get(key) is waiting:
-                            break
-                        del waiting.newcomers[operation]
-                    elif waiting:
-                        waiting[operation] = None
-                        break
-                    # A finalizer has emptied it, so it has left.
                 joined += 1
         except BaseException:
             self.leave(operation, all_keys[:joined])
             raise
 
+    @compiled
     def leave(self, operation: Operation, keys: Keys) -> None:
         """Removes `operation` from the list of each key. Cost: O(its keys)."""
         for key in keys if type(keys) is tuple else (keys,):
             waiting: Any = self.get(key)
-            kind = waiting.__class__
             if waiting is operation:
                 del self[key]
-                continue
-            if kind is dict:
-                waiting.pop(operation, None)
-                is_empty = not waiting
-            else:
-                is_empty = kind is KeyCheck and waiting.remove(operation)
-            if is_empty:
-                self.pop(key, None)  # unless a finalizer was first
+            elif waiting.__class__ is WatchList:
+                waiting.untried.pop(operation, None)
+                if waiting.tried:
+                    waiting.tried.pop(operation, None)
+                if not waiting.untried and not waiting.tried:
+                    self.pop(key, None)  # unless a finalizer was first
+
+    @compiled
+    def listed(self, key: Hashable) -> WatchList | None:
+        """The list of `key`, which is made for a single operation; None if nothing waits."""
+        waiting = self.get(key)
+        if waiting is None or waiting.__class__ is WatchList:
+            return waiting  # type: ignore[no-any-return]
+        operations = WatchList(key)
+        operations.untried[waiting] = None
+        self[key] = operations
+        if waiting._op_state is not PENDING:  # a finalizer has ended it
+            self.leave(waiting, (key,))
+        return operations
 
     def operations(self, key: Hashable, most: int | None = None) -> list[Operation]:
         """The first operations that watch `key`, in order; all without `most`. Cost: one pointer
         for each."""
-        waiting: Any = self.get(key, {})
-        if not isinstance(waiting, (dict, KeyCheck)):
-            waiting = (waiting,)
-        return list(islice((each for each in waiting if each._op_state is PENDING), most))
+        waiting: Any = self.get(key)
+        found = waiting.entries(most) if type(waiting) is WatchList else [waiting]
+        return [each for each in found if each is not None and each._op_state is PENDING]
 
 
 if TYPE_CHECKING:
@@ -160,28 +193,16 @@ if TYPE_CHECKING:
 @final
 @fields
 class KeyCheck:
-    """A check of a key: queued, in progress, or done.
-
-    Attributes:
-        watchers: the operations under the key, once it has begun; not changed while it is iterated
-            over.
-        newcomers: those that have joined since, which are tried at the end.
-        left: those that have ended since.
-        has_begun: whether it is in progress, or done.
-    """
+    """A check of a key: queued, in progress, or done."""
 
     __slots__ = (
         "_completed",
         "_context",
+        "_has_begun",
         "_home",
         "_recheck_context",
         "_tries",
-        "_untried",
-        "has_begun",
         "key",
-        "left",
-        "newcomers",
-        "watchers",
     )
 
     def __init__(self, home: "Purgatory[Any]", key: Hashable) -> None:
@@ -193,90 +214,48 @@ class KeyCheck:
         """Prepares a check in which no operation has been tried yet, in the context of the code
         that requested it."""
         self._context = context
-        self.has_begun = False
-        self.watchers: dict[Operation, None] = {}
-        self.newcomers: dict[Operation, None] = {}
-        self.left: list[Operation] = []
-        self._untried = iter(self.watchers)
+        self._has_begun = False
         self._tries = self._completed = 0
         """Operations that were tried, and that were completed."""
         self._recheck_context: Context | None = None
         """The context of the code that requested a recheck."""
 
-    def __len__(self) -> int:
-        return len(self.watchers) - len(self.left) + len(self.newcomers)
-
-    def __iter__(self) -> Iterator[Operation]:
-        return chain(self.watchers, self.newcomers)
-
-    def remove(self, operation: Operation) -> bool:
-        """Removes an operation. Returns whether it was the last one."""
-        if operation in self.newcomers:
-            del self.newcomers[operation]
-        else:
-            self.left.append(operation)
-        return len(self.left) == len(self.watchers) and not self.newcomers
-
     def defer(self) -> None:
         """Queues the check in the dispatcher."""
         self._home._dispatcher.defer(self.run, self._context)
 
-    def is_ahead(self) -> bool:
-        """Whether it tries other operations before one that is watched now, and that one, too."""
-        waiting = self._home._by_key.get(self.key)
-        return waiting is not None and (not self.has_begun or waiting is self)
-
     def request_recheck(self) -> None:
         """Requests a check of the key: this one, or if it has begun, once more."""
-        if self.has_begun and self._recheck_context is None:
+        if self._has_begun and self._recheck_context is None:
             self._recheck_context = copy_context()
 
     def run(self, budget: int) -> int:
         """Tries operations for up to `budget` steps, and queues itself again if there are more.
         Returns how many steps it took."""
-        dispatcher, spent = self._home._dispatcher, 1
-        queue, queued = dispatcher.queue, len(dispatcher.queue)
-        if not self.has_begun:
-            self._take_over()
+        by_key, spent, self._has_begun = self._home._by_key, 1, True
         try:
-            # A try that has caused work is followed by that work.
-            while spent <= budget and len(queue) == queued and self._has_next():
-                spent = self._try_next(spent, budget)
+            operations = by_key.listed(self.key)
+            if operations is not None:
+                spent = self._try_untried(operations, budget)
         finally:
-            dispatcher.current = self
-            has_next = self._has_next()
-            if not has_next:
-                spent += self._remove_left(budget - spent)
-            if has_next or self.left:
+            self._home._dispatcher.current = self
+            operations = by_key.listed(self.key)
+            if operations is not None and operations.has_untried():
                 self.defer()
             else:
-                self._end()
+                self._end(operations)
         return spent
 
-    def _take_over(self) -> None:
-        """Puts itself in the place of the operations under its key."""
-        by_key, self.has_begun = self._home._by_key, True
-        waiting = by_key.get(self.key)
-        if waiting is not None:
-            self.watchers = waiting if type(waiting) is dict else {waiting: None}
-            self._untried = iter(self.watchers)
-            by_key[self.key] = self
-
-    def _has_next(self) -> bool:
-        """Whether an operation is left to be tried."""
-        if self.newcomers and not length_hint(self._untried):
-            newcomers, self.newcomers = self.newcomers, {}
-            self.watchers.update(newcomers)
-            self._untried = iter(newcomers)
-        return length_hint(self._untried) > 0
-
     @compiled
-    def _try_next(self, spent: int, budget: int) -> int:
-        """Tries operations while `spent` is within the budget and no work is queued; returns the
-        new `spent`."""
+    def _try_untried(self, operations: WatchList, budget: int) -> int:
+        """Tries operations for up to `budget` steps; returns how many steps it took. A try that has
+        caused work is followed by that work."""
         dispatcher = self._home._dispatcher
-        queue, queued = dispatcher.queue, len(dispatcher.queue)
-        for operation in self._untried:
+        queue, queued, spent = dispatcher.queue, len(dispatcher.queue), 1
+        tried, untried = operations.tried, operations.untried
+        while untried and spent <= budget and len(queue) <= queued:
+            operation, _ = untried.popitem(last=False)
+            tried[operation] = None
             spent += 1
             if operation._op_state is PENDING:
                 keys = operation._op_keys
@@ -288,27 +267,12 @@ class KeyCheck:
                     if operation._op_state is COMPLETED:
                         self._completed += 1
                         dispatcher.completed += 1
-            if spent > budget or len(queue) > queued:
-                break
         return spent
 
-    def _remove_left(self, budget: int) -> int:
-        """Removes the ended operations from the dictionary, for up to `budget` steps; returns the
-        number of steps."""
-        number = min(len(self.left), max(budget, 0) * REGISTRATIONS_PER_STEP)
-        if number == len(self.watchers):
-            self.watchers, self.left = {}, []
-        else:
-            for _ in range(number):
-                self.watchers.pop(self.left.pop(), None)
-        return number // REGISTRATIONS_PER_STEP
-
-    def _end(self) -> None:
+    def _end(self, operations: WatchList | None) -> None:
         tries, completed, home = self._tries, self._completed, self._home
-        by_key, watchers = home._by_key, self.watchers
-        only = next(iter(watchers)) if len(watchers) == 1 else None
-        if self.key in by_key and by_key[self.key] is self:
-            by_key[self.key] = watchers if only is None else only
+        if operations is not None:
+            operations.rewind()
         if self._recheck_context is not None:
             self._begin(self._recheck_context)
             self.defer()

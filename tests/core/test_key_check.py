@@ -2,8 +2,7 @@
 an iteration of the loop."""
 
 import asyncio
-import linecache
-import sys
+import gc
 
 import pytest
 from helpers import Broken, Probe, counts, iterations, outcome, watch_all
@@ -199,30 +198,33 @@ async def test_check_reaches_newcomer_after_all_others_have_left(purgatory):
     check(purgatory)
 
 
-@on_virtual_time
-async def test_newcomer_waits_though_the_check_empties_meanwhile(purgatory):
-    watch_all(purgatory, [Probe(30, ready=False) for _ in range(BURST)], ["key"])
-    purgatory.check_and_complete("key")
+@pytest.mark.parametrize("count", [1, 2])
+async def test_newcomer_waits_though_finalizer_ends_others(purgatory, count):
+    class Dropped:
+        def __init__(self, waiting):
+            self.waiting, self.cycle = waiting, self
 
-    def at_the_link(frame, event, _):  # where a finalizer may run
-        if frame.f_code.co_name != "join":
-            return None
+        def __del__(self):
+            for operation in self.waiting:
+                operation.cancel()
 
-        def each_line(frame, event, _):
-            if "newcomers" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
-                purgatory.cancel_for_key("key")
-            return each_line
-
-        return each_line
-
-    newcomer = Probe(30, ready=False)
-    before = sys.gettrace()
-    sys.settrace(at_the_link)
+    thresholds, keys = gc.get_threshold(), ("key",)
+    gc.freeze()  # so that collections are quick
     try:
-        purgatory.try_complete_else_watch(newcomer, ["key"])
+        for allocations in range(1, 60):  # after which the finalizer runs
+            gc.disable()
+            gc.collect()
+            Dropped(watch_all(purgatory, [Probe(30, ready=False) for _ in range(count)], keys))
+            newcomer = Probe(30, ready=False)
+            gc.set_threshold(allocations)
+            gc.enable()
+            purgatory.try_complete_else_watch(newcomer, keys)
+            gc.collect()
+            check(purgatory)
+            assert purgatory.pending == 1
+            newcomer.ready = True
+            assert purgatory.check_and_complete("key") == 1
     finally:
-        sys.settrace(before)
-    assert purgatory.pending == 1
-    await iterations(3)
-    newcomer.ready = True
-    assert purgatory.check_and_complete("key") == 1
+        gc.set_threshold(*thresholds)
+        gc.enable()
+        gc.unfreeze()
