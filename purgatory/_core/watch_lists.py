@@ -170,7 +170,7 @@ class WatchLists(dict[Hashable, Any]):
         """The list of `key`, which is made for a single operation; None if nothing waits."""
         waiting = self.get(key)
         if waiting is None or waiting.__class__ is WatchList:
-            return waiting  # type: ignore[no-any-return]
+            return waiting
         operations = WatchList(key)
         operations.untried[waiting] = None
         self[key] = operations
