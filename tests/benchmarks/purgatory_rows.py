@@ -72,15 +72,17 @@ class Never(DelayedOperation[None]):
 AnyPurgatory = Purgatory[DelayedOperation[Any]]
 
 
-async def complete_by_key(setting: Setting) -> Measured:
-    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key.
+async def complete_by_key(is_shared: bool, setting: Setting) -> Measured:
+    """Construct a `Fetch`, watch it on its own key, or on one key of all, make its condition true,
+    complete the key.
 
     Against the loop's `call_later` + `cancel`, which is the least that any timeout can cost on the
     loop.
     """
     async with AnyPurgatory() as purgatory:
         theirs = starting_and_cancelling(asyncio.get_running_loop().call_later)
-        return await compare(by_key(_complete_by_key, purgatory), theirs, setting.rounds())
+        batch = _complete_together if is_shared else _complete_by_key
+        return await compare(by_key(batch, purgatory), theirs, setting.rounds())
 
 
 def by_key(batch: Callable[..., Any], purgatory: AnyPurgatory) -> Contender:
@@ -96,6 +98,15 @@ async def _complete_by_key(purgatory: AnyPurgatory, log: Log, offsets: Iterable[
         purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
+
+
+async def _complete_together(purgatory: AnyPurgatory, log: Log, offsets: range) -> None:
+    for offset in offsets:
+        purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), ("key",))
+    log.end = offsets[-1]
+    purgatory.check_and_complete("key")
+    while purgatory.pending:
+        await asyncio.sleep(0)
 
 
 async def complete_shared(pending: int, setting: Setting) -> Measured:
