@@ -198,6 +198,7 @@ async def test_check_reaches_newcomer_after_all_others_have_left(purgatory):
     check(purgatory)
 
 
+@pytest.mark.cpython  # which sets when garbage is collected
 @pytest.mark.parametrize("count", [1, 2])
 async def test_newcomer_waits_though_finalizer_ends_others(purgatory, count):
     class Dropped:
