@@ -24,8 +24,8 @@ iteration of the loop.
     a new operation under such a key         is not tried at first, but at the end of the check, so
                                              that the order is kept
 
-A list knows which operations its check has tried, so a check is no copy, and goes on correctly
-whatever joins and leaves between two tries.
+A list knows which operations its check has tried, so a check copies nothing, and operations may
+join and leave between two tries.
 
 A call may run finalizers, in which operations leave but none join. So an operation joins a list
 without a call between the look at the list and the link.
@@ -253,9 +253,11 @@ class KeyCheck:
         dispatcher = self._home._dispatcher
         queue, queued, spent = dispatcher.queue, len(dispatcher.queue), 1
         tried, untried = operations.tried, operations.untried
-        while untried and spent <= budget and len(queue) <= queued:
-            operation, _ = untried.popitem(last=False)
-            tried[operation] = None
+        while spent <= budget and len(queue) <= queued and untried:
+            for operation in untried:  # takes the first, without a call that may run a finalizer
+                tried[operation] = None
+                del untried[operation]
+                break
             spent += 1
             if operation._op_state is PENDING:
                 keys = operation._op_keys
