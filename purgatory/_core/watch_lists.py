@@ -253,6 +253,7 @@ class KeyCheck:
         dispatcher = self._home._dispatcher
         queue, queued, spent = dispatcher.queue, len(dispatcher.queue), 1
         tried, untried = operations.tried, operations.untried
+        operation: Operation = UNWATCHED  # for type checkers: there is always one
         while spent <= budget and len(queue) <= queued and untried:
             for operation in untried:  # takes the first, without a call that may run a finalizer
                 tried[operation] = None
