@@ -297,8 +297,8 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
 /* ---- BASES of wheel.TimerEntry, wheel.EntryList and watch_lists.WatchList
 
    A list is a ring of nodes. An entry has one node, for its bucket, and an operation has a link for
-   each list of a key that it shares. A list owns those whom its nodes belong to. A node borrows its
-   list, which removes all its nodes before it is freed. */
+   each list of a key that it shares. A list owns the objects of its nodes. A node borrows its list,
+   which removes all its nodes before it is freed. */
 
 typedef struct Node Node;
 typedef struct {

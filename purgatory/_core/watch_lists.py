@@ -96,8 +96,8 @@ class WatchList:
     links them to a ring.
 
     Attributes:
-        untried: those that the check of the key has still to try.
-        tried: those that it has tried.
+        untried: the operations that the check of the key has still to try.
+        tried: the operations that it has tried.
     """
 
     __slots__ = ("key", "tried", "untried")

@@ -117,7 +117,7 @@ COUNTED = [
     ("relay.connected", "relay_connected", {}, 1),
     ("relay.epochs", "relay_epochs_total", {}, 1),
 ]
-"""Names in OpenTelemetry and in Prometheus, labels, and values of what is `in_use`."""
+"""Names in OpenTelemetry and in Prometheus, labels, and values of the objects `in_use`."""
 
 
 @on_asyncio

@@ -153,7 +153,7 @@ def judge(calls: Sequence[Call], faults: Sequence[Fault], promise: float, forget
     """The verdict on a run.
 
     Args:
-        calls: Those of all processes.
+        calls: Of all processes.
         faults: The injected faults.
         promise: Seconds for which a wait may outlive its version, or the end of a fault.
         forgets: Whether keys were forgotten, so that an answer may be the number of another key.
@@ -187,7 +187,7 @@ def judge_versions(verdict: Verdict, calls: Sequence[Call], times: Times, forget
     for moments in attempts.values():
         moments.sort()
     for call in calls:
-        if call.kind == "read" and call.is_answered:  # what has no era has no bumps beside it
+        if call.kind == "read" and call.is_answered:  # without an era there are no bumps
             place = times.era(call.begun, call.ended), call.key
             if call.answer < highest[place].before(call.begun):
                 verdict.add("back", call)
