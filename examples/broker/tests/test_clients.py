@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from brokers import EXAMPLE, KINDS, TIMEOUT, running
+from brokers import EXAMPLE, TIMEOUT, running
 from maven import Unavailable
 from programs import JAVA_CLIENTS, command
 from raw import Raw, fetch_fields, new_topic
@@ -45,15 +45,6 @@ REFUSALS = {
     "sasl": "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT",
 }
 """A part of the broker's log."""
-PROGRAMS = {
-    "aiokafka": "matrix/by_aiokafka.py",
-    "confluent-kafka": "matrix/by_confluent_kafka.py",
-    "kafkajs": "matrix/by_kafkajs.js",
-    "Java": "matrix/ByJava.java",
-}
-ADMINISTRATION = {"topics", "configs", "delete-records"}
-NOT_HERE = {"aiokafka": ADMINISTRATION, "kafkajs": ADMINISTRATION | {"headers", "times"}}
-"""Features without a program any more."""
 OLD_JAVA = ["acks", "commit", "group", "idempotence", "transactions", "topics", "new-group"]
 PARTITIONS = {"group": 4, "static": 2, "configs": 1, "delete-offsets": 1}
 """Topics that are there before."""
@@ -92,14 +83,12 @@ SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))  # a busy machine takes min
 
 
 def columns() -> Iterator[Any]:
-    yield pytest.param("aiokafka", "ours", "", ["acks", "commit"], id="quick")
-    for client in PROGRAMS:
-        for kind in KINDS if client in ("kafkajs", "Java") else KINDS[:1]:
-            version = JAVA_CLIENTS[-1]
-            offered = [name for name, cell in on_the_page(client).items() if cell != "–"]
-            features = [name for name in offered if name not in NOT_HERE.get(client, ())]
-            yield pytest.param(client, kind, version, features, id=f"{client}-{kind}", marks=SLOW)
-    yield pytest.param("Java", "ours", JAVA_CLIENTS[0], OLD_JAVA, id="old Java", marks=SLOW)
+    old, new = JAVA_CLIENTS
+    yield pytest.param("confluent-kafka", "ours", new, ["acks", "commit"], id="quick")
+    for client, kind in ("confluent-kafka", "ours"), ("Java", "ours"), ("Java", "Kafka"):
+        features = [name for name, cell in on_the_page(client).items() if cell != "–"]
+        yield pytest.param(client, kind, new, features, id=f"{client}-{kind}", marks=SLOW)
+    yield pytest.param("Java", "ours", old, OLD_JAVA, id="old Java", marks=SLOW)
 
 
 @pytest.mark.parametrize(("client", "kind", "version", "features"), [*columns()])
@@ -108,7 +97,7 @@ def test_each_feature_is_as_on_the_page(
 ) -> None:
     page = on_the_page(client)
     try:
-        words = command(PROGRAMS[client], version)
+        words = command(client, version)
         with tempfile.TemporaryFile("w+") as log, running(kind, log=log) as address:
             with Raw(address) as raw:
                 wanted = [each for named in PARTITIONS.items() for each in new_topic(*named)]

@@ -21,7 +21,7 @@ import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.OutOfOrderSequenceException;
 import org.apache.kafka.common.errors.ProducerFencedException;
 
-/** Java's client, feature by feature: java ByJava.java ADDRESS FEATURE. See features.py. */
+/** Java's client, feature by feature: java ByJava.java ADDRESS FEATURE. See by_confluent_kafka.py. */
 public class ByJava {
     static final long TIMEOUT = 30_000_000_000L;
     static final long START = 1_700_000_000_000L;
