@@ -182,6 +182,18 @@ async def test_files_are_finished_by_size(tmp_path):
     assert statistics.bytes == sum(file.stat().st_size for file in files)
 
 
+@on_virtual_time
+async def test_checks_of_a_second_differ_between_files(tmp_path):
+    async with journaled(tmp_path, file_bytes=1) as (_, purgatory):
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        for _ in range(5_000):
+            purgatory.check_and_complete("key")
+
+    rows = read(tmp_path, "checks")
+    assert len({row["part"] for row in rows}) == len(rows) > 2
+    assert sum(row["tried"] for row in rows) == 5_000
+
+
 @pytest.mark.parametrize(
     ("count", "is_plain"), [(1, True), (MAX_PLAIN_ROWS, True), (MAX_PLAIN_ROWS + 1, False)]
 )

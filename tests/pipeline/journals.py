@@ -20,6 +20,7 @@ from purgatory.pipeline.report._queries import TABLES, Summary
 from purgatory.pipeline.report._tables import make_tables
 
 START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
+TEXT = pa.dictionary(pa.int32(), pa.string())
 
 
 Row = dict[str, Any]
@@ -55,22 +56,23 @@ def check(second: int, **columns: Any) -> Row:
     } | columns
 
 
-def write(journal: Path, folder: str, name: str, rows: list[Row], at: float | None = None) -> Path:
-    """A file of a journal, perhaps last written `at` a time."""
+def write(
+    journal: Path, folder: str, name: str, rows: list[Row], at: float | None = None, **columns: Any
+) -> Path:
+    """A file of a journal, perhaps last written `at` a time; with other `columns` in the place of
+    some, or the same ones of another type."""
     file = journal / folder / f"{name}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
     nullable = pa.schema([field.with_nullable(True) for field in FOLDERS[folder]])
-    pq.write_table(pa.Table.from_pylist(rows, nullable), file)
+    made = pa.Table.from_pylist(rows, nullable)
+    for column, new in columns.items():
+        if isinstance(new, pa.DataType):
+            new = made[column].cast(new)
+        made = made.set_column(made.column_names.index(column), column, new)
+    pq.write_table(made, file, write_page_checksum=True, row_group_size=100)
     if at is not None:
         os.utime(file, (at, at))
     return file
-
-
-def replaced(rows: pa.Table, name: str, column: Any) -> pa.Table:
-    """Rows with another column in the place of one, or with the same one of another type."""
-    if isinstance(column, pa.DataType):
-        column = rows[name].cast(column)
-    return rows.set_column(rows.column_names.index(name), name, column)
 
 
 def report(journal: Path, out: Path) -> Summary:
@@ -134,8 +136,10 @@ def random_checks(rng: random.Random) -> list[Row]:
             checks=3,
             tried=(tried := rng.randrange(9)),
             completed=rng.randint(0, tried),
+            part=part,
         )
-        for second in range(60)
+        for second in range(30)
+        for part in range(2)
         for purgatory in ("letters", "parcels")
         for key in range(18, 23)
     ]
@@ -148,12 +152,20 @@ def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
     rows, checks = random_operations(rng, 2000, gaps=0.1), random_checks(rng)
     for row in rows[::4]:
         row["timeout_s"] = None
-    for place in range(4):
-        part = write(journal, "operations", f"part {place}#a%20b", rows[place * 500 :][:500])
-        pq.write_table(pq.read_table(part), part, row_group_size=100)
-    damage(part, "zeroed")
+    long = {"keys": pa.large_list(pa.large_string()), "run_id": TEXT, "attempts": pa.int32()}
+    parts = [
+        write(journal, "operations", f"part {place}#a%20b", rows[place * 500 :][:500], **columns)
+        for place, columns in enumerate(({}, long, {}, {}))
+    ]
+    made = pq.read_table(parts[0])
+    more = made.append_column("more", made["kind"])
+    pq.write_table(more.select(sorted(more.column_names)), parts[0])
+    int96 = {"use_deprecated_int96_timestamps": True, "store_schema": False}
+    pq.write_table(pq.read_table(parts[2]), parts[2], **int96)
+    damage(parts[3], "zeroed")
     write(journal, "operations", "compacted-x", rows[:1000])
-    write(journal, "operations", "copied", rows[:7])
+    coarse = [row for row in rows[:20] if row["run_id"] != "fine"]
+    write(journal, "operations", "copied", coarse, ended_at=pa.timestamp("ms", "Asia/Tokyo"))
     write(journal, "operations", "day=2026-11-25/hour=7/part 0#a", rows[7:14])
     ended = next(row for row in rows if row["ended_at"] and row["started_at"])
     write(journal, "operations", "earlier", [ended | {"ended_at": None, "outcome": None}])
@@ -171,23 +183,20 @@ def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
     ]
     made = [operation(10_000 + number, **columns) for number, columns in enumerate(wrong)]
     write(journal, "operations", "wrong *[1]", made)
-    changed = pq.read_table(
-        write(journal, "operations", "ages", [operation(10_010 + number) for number in range(4)])
-    )
-    ends = pa.array([1 << 62, -1, 253_402_300_800_000_000, None])
-    ends = ends.cast(changed.schema.field("ended_at").type)
-    pq.write_table(replaced(changed, "ended_at", ends), journal / "operations" / "ages.parquet")
-    lost = pq.read_table(
-        write(journal, "operations", "wide", [operation(10_020, outcome="lost", attempts=1)])
-    )
-    wide = replaced(lost, "attempts", pa.int32())
-    pq.write_table(wide, journal / "operations" / "wide.parquet")
-    pq.write_table(lost.drop_columns("timeout_s"), journal / "operations" / "narrow.parquet")
+    ends = pa.array([1 << 62, -1, 253_402_300_800_000_000, None]).cast(pa.timestamp("us", "UTC"))
+    old = [operation(10_010 + number) for number in range(4)]
+    write(journal, "operations", "ages", old, ended_at=ends)
+    lost = write(journal, "operations", "narrow", [operation(10_020, outcome="lost")])
+    pq.write_table(pq.read_table(lost).drop_columns("timeout_s"), lost)
     write(journal, "operations", "empty", [])
     write(journal, "operations", "zero", []).write_bytes(b"")
     cut = write(journal, "operations", "cut", rows[:100])
     cut.write_bytes(cut.read_bytes()[:-100])
-    pq.write_table(pa.table({"run_id": [1]}), journal / "operations" / "foreign.parquet")
+    write(journal, "operations", "foreign", [operation(1)], run_id=[[1]])
+    write(journal, "operations", "naive", [operation(1)], ended_at=pa.timestamp("us"))
+    made = pq.read_table(write(journal, "operations", "twice", [operation(1)]))
+    twice = made.append_column("run_id", made["run_id"])
+    pq.write_table(twice, journal / "operations" / "twice.parquet")
     text = write(journal, "operations", "text", [operation(1, purgatory="XXXX")])
     text.write_bytes(text.read_bytes().replace(b"XXXX", b"\xff\xfe\xff\xfe"))
     (journal / "operations" / "day=2026-11-25" / "notes.txt").write_text("no file of a journal")

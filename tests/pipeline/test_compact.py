@@ -1,6 +1,5 @@
 """Compaction: the same rows in fewer files, after a kill at any step, and beside reports."""
 
-import asyncio
 import os
 import random
 import time
@@ -22,18 +21,15 @@ from journals import (
     write,
 )
 
-from purgatory import DelayedOperation, Purgatory
-from purgatory.journal import Journal
 from purgatory.pipeline import _rows, _snapshot
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.compact import compact
-from purgatory.testing import VirtualTimeLoop
 
 DAY = 86_400
 NOON = time.time() // DAY * DAY - 10.5 * DAY
 """Of a day."""
-CHECKS = [check(second, key=key) for second in range(4) for key in ("key", "other")]
+CHECKS = [check(second, part=part) for second in range(4) for part in range(2)]
 
 
 def small_files(journal: Path, count: int = 4, at: float = NOON) -> list[dict[str, Any]]:
@@ -207,43 +203,3 @@ def test_directory_without_journal_is_refused(tmp_path, capsys):
         == f"cannot compact {str(tmp_path)!r}: it has no folder 'operations'\n"
     )
     assert [*tmp_path.iterdir()] == []
-
-
-class Never(DelayedOperation[None]):
-    def try_complete(self) -> bool:
-        return False
-
-
-def journal_of_one_second(folder: Path) -> None:
-    """Checks of one key in one second, which fill several files."""
-
-    async def main() -> None:
-        with Journal(folder, file_bytes=1) as journal:
-            async with Purgatory("letters", observer=journal) as purgatory:
-                purgatory.try_complete_else_watch(Never(), ["key"])
-                for _ in range(5_000):
-                    purgatory.check_and_complete("key")
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-
-
-def test_a_second_that_several_files_share_counts_whole(tmp_path):
-    journal = tmp_path / "journal"
-    journal_of_one_second(journal)
-    files = sorted((journal / "checks").iterdir())
-    assert len(files) > 2
-
-    for step in ("as written", "with a copy", "compacted"):
-        if step == "with a copy":
-            files[0].with_name("copy.parquet").write_bytes(files[0].read_bytes())
-        elif step == "compacted":
-            compact(journal / "checks", "checks", older_than=-3600)
-            assert len([*(journal / "checks").iterdir()]) == 1
-
-        report(journal, tmp_path / step)
-
-        [row] = table(tmp_path / step, "keys")
-        assert (row.key, row.checks, row.tried, row.completed) == ("key", 5_000, 5_000, 0)
-        counts = account(table(tmp_path / step, "reconciliation"))
-        assert counts["checks", "duplicates dropped"] == (step != "as written")
