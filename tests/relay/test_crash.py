@@ -1,16 +1,16 @@
-"""A worker that is killed with SIGKILL between its commit and its bump: each way on the relay's
-page loses nothing. The blocks of that page are the code that runs."""
+"""A worker that ends between its commit and its bump: each way on the relay's page loses nothing.
+The blocks of that page are the code that runs."""
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import asyncpg
 import pytest
 from helpers import until
 from relay_waits import knows
@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from asgi_modules import load
 from readme_blocks import ROOT, blocks
 
-PROGRAM = Path(__file__).parent / "crash_worker.py"
 PAGE = ROOT / "purgatory" / "relay" / "README.md"
 FILES = ("in_one_transaction", "own_versions", "outbox")
 SCHEMA = "CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, version INTEGER)"
@@ -48,16 +47,27 @@ def orders(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         yield orders
 
 
-async def kill_worker(way: str, place: str, url: str, database: str, code: Path) -> None:
-    """Runs a worker to its place, and kills it there."""
-    command = [sys.executable, str(PROGRAM), way, place, url, database]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(code), *sys.path])}
-    pipe, start = asyncio.subprocess.PIPE, asyncio.create_subprocess_exec
-    process = await start(*command, stdout=pipe, env=environment)
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"here\n"
-    process.kill()
-    await process.wait()
+class Ending:
+    """A relay to a worker that ends `before` or `after` its next write, and never returns."""
+
+    def __init__(self, relay: Relay, place: str) -> None:
+        self.relay, self.place, self.is_over = relay, place, asyncio.Event()
+
+    async def bump(self, key: str, **options: Any) -> None:
+        if self.place == "after":
+            await self.relay.bump(key, **options)
+        self.is_over.set()
+        await asyncio.Event().wait()
+
+
+async def end_worker(relay: Ending, work: Coroutine[Any, Any, Any], connection: Any = None) -> None:
+    """Has a worker begin its work and end where its relay does, with its connection."""
+    working = asyncio.create_task(work)
+    await relay.is_over.wait()
+    if connection is not None:
+        connection.terminate()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +93,8 @@ async def test_row_version_is_read_despite_lost_bump(
                     return found
 
         polling = asyncio.create_task(poll())
-        await kill_worker("own_versions", "before", url, str(code / "orders.sqlite"), code)
+        ending: Any = Ending(relay, "before")
+        await end_worker(ending, block.pay(orders, ending, 7))
         assert await polling == ("paid", 2)  # the wait that was open, at its deadline
         assert await block.changed(orders, 7, 1, TIMEOUT) == ("paid", 2)
         with pytest.raises(OperationTimeout):
@@ -105,7 +116,10 @@ async def test_outbox_announces_after_crash(
     async with Relay(url, timeout=TIMEOUT) as relay:
         seen = await relay.version("orders/7")
         async with waiting(relay, seen) as task:
-            await kill_worker("outbox", place, url, str(code / "orders.sqlite"), code)
+            block.pay(orders, 7)
+            if place != "committed":
+                ending: Any = Ending(relay, place)
+                await end_worker(ending, block.announce(orders, ending))
             assert orders.execute("SELECT state FROM orders").fetchone() == ("paid",)
             assert orders.execute(noted).fetchone() == (1,)
             announcing = asyncio.create_task(block.keep_announcing(orders, relay))
@@ -152,8 +166,6 @@ def postgres(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[
 
 @contextlib.asynccontextmanager
 async def table(postgres: str) -> AsyncIterator[Any]:
-    import asyncpg
-
     connection: Any = await asyncpg.connect(postgres)
     try:
         await connection.execute("DROP TABLE IF EXISTS orders")
@@ -172,7 +184,12 @@ async def test_transaction_announces_exactly_what_it_commits(
     async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
         seen = await relay.version("orders/7")
         async with waiting(relay, seen) as task:
-            await kill_worker("in_one_transaction", place, postgres, postgres, code)
+            ending: Any = Ending(relay, place)
+            if place == "committed":
+                await block.pay(connection, relay, 7)
+            else:
+                worker = await asyncpg.connect(postgres)
+                await end_worker(ending, block.pay(worker, ending, 7), worker)
             found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
             if place == "committed":
                 assert found == "paid"
