@@ -1,7 +1,6 @@
 """What Prometheus and OpenTelemetry export, as their own parsers and SDK read it."""
 
 import asyncio
-import re
 import urllib.request
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from helpers import Probe, profiled
 from loops import on_asyncio, on_virtual_time
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -148,29 +147,6 @@ async def test_all_that_was_counted_is_exported(tmp_path, reader, caplog):
         assert {name: values.get(name) for name in theirs} == theirs
 
 
-@on_asyncio
-async def test_the_names_follow_the_rules_of_promtool(tmp_path):
-    """The rules of `promtool check metrics`, for our metrics. That buckets add up is checked by the
-    parser of OpenMetrics."""
-    async with in_use(tmp_path) as (meter, shown):
-        families = [*parse(generate_latest(registered(meter, **shown)).decode())]
-    assert len({family.name for family in families}) == len(families) >= 18
-    for family in families:
-        name, type_ = family.name, family.type
-        assert re.fullmatch(r"purgatory(_[a-z]+)+", name)
-        assert family.documentation[0].isupper() and family.documentation.endswith(".")
-        assert type_ in ("counter", "gauge", "histogram")
-        assert not re.search(r"_(counter|gauge|histogram|summary|count|sum|bucket)$", name), (
-            "the type is not in the name"
-        )
-        assert not re.search(r"(milli|micro|minutes|hours|_ms|_us)", name), "base units alone"
-        assert family.samples, f"{name} has no samples"
-        assert type_ != "histogram" or name.endswith("seconds")
-        for sample in family.samples:
-            assert sample.name.endswith("_total") == (type_ == "counter")
-            assert set(sample.labels) <= {"purgatory", "kind", "outcome", "cause", "ending", "le"}
-
-
 def test_scrape_before_any_operation_is_empty():
     assert list(samples(parse(generate_latest(registered()).decode()))) == []
     with pytest.raises(TypeError, match="meter must be a Meter"):
@@ -212,16 +188,6 @@ async def test_a_scrape_costs_the_same_with_many_pending():
         for key in range(5_000):
             jobs.try_complete_else_watch(Probe(60), [key])
         assert profiled(lambda: generate_latest(registry)) < few + 100
-
-
-async def test_asgi_application_serves_the_same_text():
-    async with Purgatory("jobs") as jobs:
-        request = Request(make_asgi_app(registered(purgatories=jobs)), path="/metrics")
-        request.body()
-        await request.done()
-        assert request.status == 200
-        shown = samples(parse(request.content.decode()))
-        assert shown["purgatory_pending_operations", ("purgatory", "jobs")] == 0
 
 
 @on_virtual_time

@@ -8,8 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 import purgatory
 
 
@@ -48,10 +46,6 @@ def test_the_fixture_runs_coroutines_in_plain_tests(tmp_path):
     assert pytest_passes(tmp_path, tests=tests) == 3
 
 
-HOOK = """
-    def pytest_asyncio_loop_factories(config, item):
-        return {"real_time": asyncio.SelectorEventLoop, "virtual_time": VirtualTimeLoop}
-"""
 POLICY = """
     class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
         def new_event_loop(self):
@@ -64,24 +58,17 @@ POLICY = """
 DEPRECATED = ("-W", "ignore::pytest.PytestDeprecationWarning", "-W", "ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize(
-    ("conftest", "mark", "options"),
-    [
-        (HOOK, 'asyncio(loop_factories=["virtual_time"])', ()),
-        (POLICY, "asyncio", DEPRECATED),  # before it had the hook
-    ],
-    ids=["hook", "policy"],
-)
-def test_pytest_asyncio_runs_marked_tests_on_virtual_time(tmp_path, conftest, mark, options):
-    tests = f"""
-        @pytest.mark.{mark}
+def test_policy_has_marked_tests_run_on_virtual_time(tmp_path):
+    """As before pytest-asyncio had its hook, by which our own tests choose their loops."""
+    tests = """
+        @pytest.mark.asyncio
         async def test_an_hour_passes():
             loop = asyncio.get_running_loop()
             assert type(loop) is VirtualTimeLoop
             await asyncio.sleep(3600)
             assert loop.time() == 3600.0
     """
-    shared = {"conftest": conftest, "tests": tests, "options": options}
+    shared = {"conftest": POLICY, "tests": tests, "options": DEPRECATED}
     assert pytest_passes(tmp_path, "pytest_asyncio.plugin", **shared) == 1
 
 
