@@ -10,14 +10,13 @@ from cramjam import lz4, snappy, zstd
 from raw import make_batch, running_broker
 
 
-def xerial(data: bytes) -> bytes:
-    """The frame of snappy-java."""
-    blocks = [bytes(snappy.compress_raw(data[at : at + 40])) for at in range(0, len(data), 40)]
-    return (
-        b"\x82SNAPPY\0"
-        + struct.pack(">ii", 1, 1)
-        + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
-    )
+def xerial(data: bytes, size: int = 40) -> bytes:
+    """The frame of snappy-java, in blocks of this size."""
+    framed = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+    for at in range(0, len(data), size):
+        block = bytes(snappy.compress_raw(data[at : at + size]))
+        framed += struct.pack(">i", len(block)) + block
+    return framed
 
 
 CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {

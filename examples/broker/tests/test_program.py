@@ -1,7 +1,6 @@
 """The program as a whole: its command line, its settings, its end, its page, and the demo with small
 numbers."""
 
-import asyncio
 import re
 import signal
 import socket
@@ -25,7 +24,6 @@ README = EXAMPLE / "README.md"
 PROJECT = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
 TEXT = README.read_text("utf-8")
 PYTHON = [match[2] for match in FENCED.finditer(TEXT) if match[1] == "python"]
-CODE = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", TEXT))]
 
 
 @pytest.mark.slow
@@ -152,27 +150,6 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
         api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}"
         for api in APIS.values()
     }
-
-
-def test_the_code_between_the_lines_starts_brokers() -> None:
-    (in_a_thread,) = (code for code in CODE if code.startswith("with BrokerThread("))
-    (on_the_loop,) = (code for code in CODE if code.startswith("async with Server("))
-    assert {"broker.address", "server.address"} <= set(CODE)
-    source = f"""\
-def first():
-    {in_a_thread}
-        return broker.address, broker.server.broker.settings
-
-async def second():
-    {on_the_loop}
-        return server.address
-"""
-    names = {name: getattr(testing, name) for name in ("BrokerThread", "Server", "Settings")}
-    exec(source, names)
-    address, settings = names["first"]()
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
-    assert (settings.replicas, settings.partitions) == (3, 6)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", asyncio.run(names["second"]()))
 
 
 @pytest.mark.slow
