@@ -14,11 +14,10 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.routing import Route
 
 from purgatory import Purgatory
-from purgatory.asgi import Ending, LongPolls, Outcome, Versions
+from purgatory.asgi import LongPolls, Outcome, Versions
 from purgatory.asgi.sse import event_source
 
 purgatory: Purgatory[Any] = Purgatory()
@@ -27,7 +26,7 @@ polls = LongPolls(max_wait=300)
 values: dict[str, str] = {}
 
 
-async def wait(request: Request | WebSocket) -> Outcome[str]:
+async def wait(request: Request) -> Outcome[str]:
     key = request.query_params.get("key", "")
     return await polls.poll(request.scope).wait_for(purgatory, lambda: values.get(key), [key])
 
@@ -66,18 +65,6 @@ async def bump(_: Request) -> Response:
     return JSONResponse({"version": versions.bump("news")})
 
 
-async def socket_poll(websocket: WebSocket) -> None:
-    """Waits for the key, then sends the ending, and the client's messages meanwhile."""
-    await websocket.accept()
-    outcome = await wait(websocket)
-    if outcome.is_satisfied:
-        await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
-    if outcome.ending is not Ending.GONE:
-        # uvicorn raises these if it has closed the socket itself.
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await websocket.close(outcome.close_code, outcome.reason)
-
-
 def counts() -> dict[str, int]:
     return {ending.value: number for ending, number in polls.endings.items()}
 
@@ -107,6 +94,5 @@ routes = [
     Route("/news", bump, methods=["POST"]),
     Route("/events", events),
     Route("/stats", stats),
-    WebSocketRoute("/socket", socket_poll),
 ]
 app = polls.middleware(Starlette(routes=routes, lifespan=lifespan))

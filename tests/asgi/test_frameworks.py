@@ -1,5 +1,5 @@
 """One line in a handler, on real servers: `Poll.result`, `Outcome.response` and a returned outcome
-in each framework; handlers that run in threads; the dependency of FastAPI."""
+in each framework, with another handler in a thread; the dependency of FastAPI."""
 
 import asyncio
 import json
@@ -14,11 +14,6 @@ import fastapi
 import litestar
 import pytest
 from asgi_server import Connection, serving
-from django.conf import settings
-from django.core.asgi import get_asgi_application
-from django.http import HttpResponse
-from django.test import override_settings
-from django.urls import path
 from helpers import until
 from litestar.types import Scope as LitestarScope
 from loops import on_asyncio
@@ -63,7 +58,7 @@ class Service:
         return await self.versions.changed(poll, "news")
 
     def finish(self, value: Any = "done") -> None:
-        """Also what a handler does that is a plain function, in a thread."""
+        """What a handler does that is a plain function, in a thread."""
         self.results["7"] = value
         self.jobs.check_and_complete_threadsafe("7")
 
@@ -145,6 +140,9 @@ def plain_app(service: Service) -> Any:
             await send({"type": "websocket.close"})
         elif scope["path"] == "/news":
             await (await service.news(poll))(scope, receive, send)
+        elif scope["method"] == "PUT":
+            await asyncio.to_thread(service.finish)
+            await Response()(scope, receive, send)
         elif service.form == "result":
             body = json.dumps(await service.answer(poll)).encode()
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -155,29 +153,11 @@ def plain_app(service: Service) -> Any:
     return service.polls.middleware(app)
 
 
-urlpatterns: list[Any] = []
-if not settings.configured:
-    settings.configure()
-
-
-def django_app(service: Service) -> Any:
-    async def result(request: Any) -> HttpResponse:
-        outcome = await service.answer(service.polls.poll(request.scope))
-        return HttpResponse(json.dumps(outcome.value), status=outcome.status)
-
-    urlpatterns[:] = [
-        path("jobs", result),
-        path("finish", lambda _: HttpResponse(service.finish() or "")),
-    ]
-    return service.polls.middleware(get_asgi_application())
-
-
 APPS: dict[str, Callable[[Service], Any]] = {
     "fastapi": fastapi_app,
     "starlette": starlette_app,
     "litestar": litestar_app,
     "plain": plain_app,
-    "django": django_app,
 }
 in_each = pytest.mark.parametrize("framework", FRAMEWORKS)
 
@@ -222,13 +202,18 @@ async def test_each_ending_is_answered_as_its_outcome_says(framework, form):
         assert b"max_open (2) polls are open already" in body
         leaving.reset()
         await until(lambda: service.polls.endings[Ending.GONE] == 1)
-        service.finish()
+        assert (await (await ask("/jobs", "PUT")).answer())[0] in (200, 204)
         status, headers, body = await waiting.answer()
         is_text = (framework, form) == ("litestar", "result")  # as Litestar sends any text
         assert (status, body) == (200, b"done" if is_text else b'"done"')
         if form != "result":
             assert headers["content-type"] == "application/json"
             assert headers["preference-applied"] == "wait=50"
+        status, headers, body = await (await ask("/news")).answer()
+        assert (status, body) == (200, b"0")
+        condition = f"if-none-match: {headers['etag']}\r\n"
+        status, headers, body = await (await ask("/news?wait=0", headers=condition)).answer()
+        assert (status, body) == (304, b"") and "etag" in headers
         service.results.clear()
         stopped = await ask("/jobs?wait=50")
         await until(lambda: service.polls.open == 1)
@@ -237,17 +222,6 @@ async def test_each_ending_is_answered_as_its_outcome_says(framework, form):
         assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
         assert b"the server is stopping" in body
     assert service.jobs.pending == service.polls.open == 0
-
-
-@on_asyncio
-@in_each
-async def test_an_outcome_that_is_unchanged_is_304(framework):
-    async with asking(APPS[framework](Service("outcome"))) as ask:
-        status, headers, body = await (await ask("/news")).answer()
-        assert (status, body) == (200, b"0")
-        condition = f"if-none-match: {headers['etag']}\r\n"
-        status, headers, body = await (await ask("/news?wait=0", headers=condition)).answer()
-        assert (status, body) == (304, b"") and "etag" in headers
 
 
 @on_asyncio
@@ -273,20 +247,11 @@ async def test_a_socket_is_closed_as_the_outcome_says(framework):
         service.finish()
         assert await waiting.receive_json() == "done"
         await waiting.close()
-
-
-@on_asyncio
-@pytest.mark.parametrize("framework", ["fastapi", "starlette", "litestar", "django"])
-async def test_plain_function_in_thread_answers_waiters(framework):
-    service = Service("outcome")
-    with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
-        async with asking(APPS[framework](service)) as ask:
-            waiting = await ask("/jobs?wait=50")
-            await until(lambda: service.polls.open == 1)
-            finish = await ask("/finish" if framework == "django" else "/jobs", "PUT")
-            assert (await finish.answer())[0] in (200, 204)
-            assert (await waiting.answer())[::2] == (200, b'"done"')
-    assert service.polls.open == service.jobs.pending == 0
+        service.results.clear()
+        stopped = await session.ws_connect(address + "50")
+        await until(lambda: service.polls.open == 1)
+        service.polls.stop()
+        assert (await stopped.receive())[1:] == (1012, "the server is stopping")
 
 
 @on_asyncio

@@ -730,29 +730,6 @@ def test_poll_of_something_else_is_explained():
 
 
 @on_virtual_time
-@pytest.mark.parametrize("is_outer_used_last", [True, False])
-async def test_nested_long_polls_share_the_client(is_outer_used_last):
-    inner, outer = LongPolls(signals=(), max_wait=5), LongPolls(signals=(), max_wait=9)
-    endings = []
-
-    async def wait(polls: LongPolls, scope: Any) -> None:
-        endings.append((await polls.poll(scope).run(asyncio.sleep(100))).ending)
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        for polls in (inner, outer, outer) if is_outer_used_last else (outer, inner, inner):
-            await wait(polls, scope)
-        await receive()
-
-    request = Request(outer.middleware(inner.middleware(answer)))
-    await asyncio.sleep(15)
-    request.leave()
-    await request.done()
-    assert endings == [Ending.DEADLINE, Ending.DEADLINE, Ending.GONE]
-    assert request.most_readers == 1
-    assert inner.open == outer.open == 0
-
-
-@on_virtual_time
 @pytest.mark.parametrize("base_middleware", ["none", "within", "around"])
 @pytest.mark.parametrize("end", ["read first", "read last", "leave"])
 async def test_body_and_disconnect_pass_other_middleware(base_middleware, end):

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from zlib import decompressobj
 
-import aiohttp
 import pytest
 from asgi_server import UVICORN, Connection, Server, running
 from loops import on_asyncio
@@ -243,31 +242,6 @@ async def test_polls_beyond_open_files_are_refused(kind):
             assert (await connection.answer())[0] == 200
         for connection in (*polls, *refused):
             connection.hang_up()
-
-
-@on_asyncio
-@under(*TYPICAL)
-async def test_websockets_end_in_each_way(kind, server):
-    address = f"http://127.0.0.1:{server.port}/socket"
-    async with aiohttp.ClientSession() as session:
-        malformed = await session.ws_connect(f"{address}?wait={'%F0%9F%90%99' * 99}")
-        assert (await malformed.receive()).extra.startswith("wait must be a number of seconds")
-        satisfied, leaving, stopped = [
-            await session.ws_connect(f"{address}?key={key}&wait=300") for key in "abc"
-        ]
-        await satisfied.send_str("while you wait")
-        await server.until(lambda stats: stats["open"] == 3)
-        await leaving.close()
-        await server.until(lambda stats: stats["endings"].get("gone", 0) == 1)
-        await server.ask("/check?key=a", "POST")
-        assert await satisfied.receive_json() == {"value": "1", "said": "while you wait"}
-        await server.until(lambda stats: stats["open"] == 1)
-        server.process.send_signal(signal.SIGTERM)
-        message = await stopped.receive()
-        # uvicorn may close the socket before we do, with the same code and no reason: it polls for
-        #     the signal every 0.1 s.
-        assert message.data == 1012 and message.extra in ("the server is stopping", "")
-    assert '"stopping": 1' in await server.ended()
 
 
 @on_asyncio
