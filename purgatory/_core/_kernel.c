@@ -296,7 +296,7 @@ static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
 
 /* ---- BASES of wheel.TimerEntry, wheel.EntryList and watch_lists.WatchList
 
-   A list is a ring of nodes. An entry has one node, for its bucket, and an operation has a link for
+   A list is a chain of nodes. An entry has one node, for its bucket, and an operation has a link for
    each list of a key that it shares. A list owns the objects of its nodes. A node borrows its list,
    which removes all its nodes before it is freed. */
 
@@ -438,12 +438,6 @@ static PyType_Spec list_spec = {
     "purgatory._core._kernel.EntryList", sizeof(List), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, list_slots};
 
-static int watch_list_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(names)) {
-    PyObject *key;
-    if (!PyArg_ParseTuple(args, "O", &key)) return -1;
-    put(&((List *)self)->key, key);
-    return 0;
-}
 static PyObject *watch_list_has_untried(PyObject *self, PyObject *Py_UNUSED(none)) {
     return PyBool_FromLong(((List *)self)->untried != NULL);
 }
@@ -451,16 +445,13 @@ static PyObject *watch_list_rewind(PyObject *self, PyObject *Py_UNUSED(none)) {
     ((List *)self)->untried = ((List *)self)->first;
     Py_RETURN_NONE;
 }
-static PyMemberDef watch_list_members[] = {
-    {"key", T_OBJECT_EX, offsetof(List, key), READONLY, NULL}, {0}};
 static PyMethodDef watch_list_methods[] = {
     {"entries", (PyCFunction)(void (*)(void))list_entries, METH_FASTCALL, NULL},
     {"has_untried", watch_list_has_untried, METH_NOARGS, NULL},
     {"rewind", watch_list_rewind, METH_NOARGS, NULL}, {0}};
 static PyType_Slot watch_list_slots[] = {
-    {Py_tp_members, watch_list_members}, {Py_tp_methods, watch_list_methods},
-    {Py_tp_init, watch_list_init}, {Py_sq_length, list_length}, {Py_tp_traverse, list_traverse},
-    {Py_tp_clear, list_clear}, {Py_tp_dealloc, list_dealloc}, {0}};
+    {Py_tp_methods, watch_list_methods}, {Py_sq_length, list_length},
+    {Py_tp_traverse, list_traverse}, {Py_tp_clear, list_clear}, {Py_tp_dealloc, list_dealloc}, {0}};
 static PyType_Spec watch_list_spec = {
     "purgatory._core._kernel.WatchList", sizeof(List), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
@@ -1539,7 +1530,7 @@ static const struct {
     "_timer_bucket _timer_deadline"},
     {"wheel.EntryList", offsetof(State, ListBase), 0, &list_spec, "_entries"},
     {"watch_lists.WatchList", offsetof(State, WatchListBase), 0, &watch_list_spec,
-    "key tried untried"},
+    "first last links untried"},
     {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
     "_op_home _op_keys _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},

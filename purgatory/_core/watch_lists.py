@@ -24,17 +24,16 @@ iteration of the loop.
     a new operation under such a key         is not tried at first, but at the end of the check, so
                                              that the order is kept
 
-A list knows which operations its check has tried, so a check copies nothing, and operations may
-join and leave between two tries.
+A list knows which operation its check tries next, so a check copies nothing, and operations may join
+and leave between two tries.
 
 A call may run finalizers, in which operations leave but none join. So an operation joins a list
 without a call between the look at the list and the link.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from contextvars import Context, copy_context
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from purgatory._core.arguments import describe
@@ -89,39 +88,51 @@ def steps_to_leave(keys: Keys) -> int:
 constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)
 
 
+class Link:
+    """The place of an operation in a `WatchList`."""
+
+    __slots__ = ("after", "before", "operation")
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.before: Link | None = None
+        self.after: Link | None = None
+
+
 @final
 @fields
 class WatchList:
-    """The operations of one key, in the order in which they joined. Any leaves in O(1). The kernel
-    links them to a ring.
+    """The operations of one key, in the order in which they joined. Any leaves in O(1).
 
     Attributes:
-        untried: the operations that the check of the key has still to try.
-        tried: the operations that it has tried.
+        links: the link of each operation. The kernel has these in the operations.
+        first, last: the ends of the chain of links; None when the last operation has left.
+        untried: the first link that the check of the key has still to try; None without one.
     """
 
-    __slots__ = ("key", "tried", "untried")
+    __slots__ = ("first", "last", "links", "untried")
 
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        # In a plain dictionary the first entry is not found in O(1) after others have left.
-        self.tried: OrderedDict[Operation, None] = OrderedDict()
-        self.untried: OrderedDict[Operation, None] = OrderedDict()
+    def __init__(self, operation: Operation) -> None:
+        link = Link(operation)
+        self.links = {operation: link}
+        self.first: Link | None = link
+        self.last: Link | None = link
+        self.untried: Link | None = link
 
     def __len__(self) -> int:
-        return len(self.tried) + len(self.untried)
+        return len(self.links)
 
     def entries(self, most: int | None = None) -> list[Operation]:
         """The first operations, in order; all without `most`."""
-        return list(islice(chain(self.tried, self.untried), most))
+        return list(islice(self.links, most))
 
     def has_untried(self) -> bool:
         """Whether an operation is untried."""
-        return bool(self.untried)
+        return self.untried is not None
 
     def rewind(self) -> None:
-        """Makes all operations untried, when all are tried."""
-        self.tried, self.untried = self.untried, self.tried
+        """Makes all operations untried."""
+        self.untried = self.first
 
 
 @final
@@ -143,8 +154,14 @@ class WatchLists(dict[Hashable, Any]):
                 while (waiting := self.setdefault(key, operation)) is not operation:
                     if waiting.__class__ is not WatchList:
                         self.listed(key)
-                    elif waiting.untried or waiting.tried:  # else a finalizer has emptied it
-                        waiting.untried[operation] = None
+                        continue
+                    link = Link(operation)
+                    last = waiting.last
+                    if last is not None:  # else a finalizer has emptied it
+                        link.before = last
+                        last.after = waiting.last = waiting.links[operation] = link
+                        if waiting.untried is None:
+                            waiting.untried = link
                         break
                 joined += 1
         except BaseException:
@@ -159,10 +176,21 @@ class WatchLists(dict[Hashable, Any]):
             if waiting is operation:
                 del self[key]
             elif waiting.__class__ is WatchList:
-                waiting.untried.pop(operation, None)
-                if waiting.tried:
-                    waiting.tried.pop(operation, None)
-                if not waiting.untried and not waiting.tried:
+                link = waiting.links.pop(operation, None)
+                if link is None:
+                    continue
+                before, after = link.before, link.after
+                if before is None:
+                    waiting.first = after
+                else:
+                    before.after = after
+                if after is None:
+                    waiting.last = before
+                else:
+                    after.before = before
+                if waiting.untried is link:
+                    waiting.untried = after
+                if before is after:  # both are None
                     self.pop(key, None)  # unless a finalizer was first
 
     @compiled
@@ -171,9 +199,7 @@ class WatchLists(dict[Hashable, Any]):
         waiting = self.get(key)
         if waiting is None or waiting.__class__ is WatchList:
             return waiting
-        operations = WatchList(key)
-        operations.untried[waiting] = None
-        self[key] = operations
+        self[key] = operations = WatchList(waiting)
         if waiting._op_state is not PENDING:  # a finalizer has ended it
             self.leave(waiting, (key,))
         return operations
@@ -252,13 +278,9 @@ class KeyCheck:
         caused work is followed by that work."""
         dispatcher = self._home._dispatcher
         queue, queued, spent = dispatcher.queue, len(dispatcher.queue), 1
-        tried, untried = operations.tried, operations.untried
-        operation: Operation = UNWATCHED  # for type checkers: there is always one
-        while spent <= budget and len(queue) <= queued and untried:
-            for operation in untried:  # takes the first, without a call that may run a finalizer
-                tried[operation] = None
-                del untried[operation]
-                break
+        while spent <= budget and len(queue) <= queued and operations.untried is not None:
+            operation = operations.untried.operation
+            operations.untried = operations.untried.after
             spent += 1
             if operation._op_state is PENDING:
                 keys = operation._op_keys

@@ -165,7 +165,7 @@ class TimerEntry:
 
 @fields
 class EntryList:
-    """Entries in order of addition, any of which leaves in O(1). The kernel links them to a ring."""
+    """Entries in order of addition, any of which leaves in O(1). The kernel links them."""
 
     __slots__ = ("_entries",)
 
