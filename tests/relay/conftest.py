@@ -2,15 +2,15 @@
 loops that services run on."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import CURRENT, LOOP_FACTORIES, LoopFactory
-from servers import SERVERS, TIMEOUT, PostgresServer, served
+from loops import CURRENT, LOOP_FACTORIES
+from servers import SERVERS, TIMEOUT, served
 
 from purgatory.relay import Relay
 
@@ -30,7 +30,7 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture
-def loop_factory() -> LoopFactory:
+def loop_factory():
     return LOOP_FACTORIES[KIND_OF_LOOP]
 
 
@@ -38,27 +38,27 @@ def loop_factory() -> LoopFactory:
     scope="module",
     params=["file", SERVERS["redis"], SERVERS["valkey"], SERVERS["postgresql"], SERVERS["nats"]],
 )
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(request, tmp_path_factory):
     """The address of a store of each kind."""
     with served(request.param, tmp_path_factory.mktemp("relay")) as store:
         yield store.url
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
+def postgres():
     with served("postgresql", Path()) as server:
         server.run("CREATE ROLE app LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE owner LOGIN")
         yield server
 
 
 @pytest.fixture
-def prefix() -> str:
+def prefix():
     """A prefix that no other test has."""
     return f"test{next(prefixes)}"
 
 
 @pytest.fixture
-def relay(url: str, prefix: str) -> Callable[..., Relay]:
+def relay(url, prefix):
     """Makes relays on one store, which is empty."""
     return lambda **options: Relay(
         url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": TIMEOUT, **options}
@@ -66,5 +66,5 @@ def relay(url: str, prefix: str) -> Callable[..., Relay]:
 
 
 @pytest.fixture
-def file_relay(tmp_path: Path) -> Callable[..., Relay]:
+def file_relay(tmp_path):
     return lambda **options: Relay(f"file://{tmp_path}/app", **{"timeout": TIMEOUT, **options})

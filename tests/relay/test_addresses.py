@@ -3,9 +3,7 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from ports import free_port
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def ipv6() -> str:
+def ipv6():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -31,7 +29,7 @@ def ipv6() -> str:
 
 
 @pytest.fixture(scope="module", params=["redis", "postgresql", "nats"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Any]:
+def server(request, tmp_path_factory):
     with served(request.param, tmp_path_factory.mktemp("addresses")) as server:
         yield server
 
@@ -58,7 +56,7 @@ FORMS: dict[str, tuple[Callable[[str], str], ...]] = {
 """Further schemes, and a dead host before the living one."""
 
 
-async def test_each_form_of_address_is_used(server: Any, ipv6: str) -> None:
+async def test_each_form_of_address_is_used(server, ipv6):
     async with Proxy(server, ipv6).serving() as url:
         assert "://[::1]:" in url or "@[::1]:" in url
         assert "://[::1]:" in repr(Relay(url))
@@ -68,12 +66,12 @@ async def test_each_form_of_address_is_used(server: Any, ipv6: str) -> None:
 
 
 @pytest.mark.parametrize("announced", [[], ["--cluster-announce-ip", "::1"]])
-async def test_cluster_with_ipv6_is_used(tmp_path: Path, ipv6: str, announced: list[str]) -> None:
+async def test_cluster_with_ipv6_is_used(tmp_path, ipv6, announced):
     with served("cluster", tmp_path, "--bind", "127.0.0.1", ipv6, *announced) as redis:
         await check(redis.url.replace("127.0.0.1", f"[{ipv6}]"))
 
 
-async def test_options_of_address_leave_the_relays_own(tmp_path: Path) -> None:
+async def test_options_of_address_leave_the_relays_own(tmp_path):
     options = "decode_responses=True&protocol=3&encoding=utf-16&socket_timeout=0.01&client_name=a"
     with served("redis", tmp_path) as redis:
         async with Relay(f"{redis.url}?{options}", timeout=TIMEOUT) as relay:
@@ -82,7 +80,7 @@ async def test_options_of_address_leave_the_relays_own(tmp_path: Path) -> None:
             assert b"name=a " in redis.ask("CLIENT", "LIST")
 
 
-async def test_tls_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_is_used_or_refused(tmp_path, monkeypatch):
     openssl = need("openssl", "needs openssl: apt-get install openssl")
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     command = f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2"

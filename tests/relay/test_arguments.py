@@ -2,10 +2,6 @@
 understood."""
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any
 
 import pytest
 
@@ -50,14 +46,8 @@ NAN, INFINITY = float("nan"), float("inf")
     ],
 )
 async def test_bad_argument_is_refused_and_changes_nothing(
-    file_relay: Callable[..., Relay],
-    tmp_path: Path,
-    method: str,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    error: type[Exception],
-    match: str,
-) -> None:
+    file_relay, tmp_path, method, arguments, options, error, match
+):
     async with file_relay() as here:
         with pytest.raises(error, match=match):
             await getattr(here, method)(*arguments, **options)
@@ -105,7 +95,7 @@ SEVERAL_HOSTS = "several hosts as in nats://host1:1234,host2:1234"
         *((url, r"expected \w+://") for url in ("postgresql:/db", "unix:/s")),
     ],
 )
-def test_bad_address_is_refused_without_its_password(store: str, match: str) -> None:
+def test_bad_address_is_refused_without_its_password(store, match):
     for kind in (Relay, blocking.Relay):
         with pytest.raises(ValueError, match=match) as raised:
             kind(store)
@@ -133,9 +123,7 @@ POSITIVE = "(must be a positive|cannot be NaN)"
         *(({"max_value": size}, TypeError, "max_value") for size in (1.5, True, "1")),
     ],
 )
-def test_bad_setting_is_refused_by_name(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception], match: str
-) -> None:
+def test_bad_setting_is_refused_by_name(tmp_path, options, error, match):
     kinds = [Relay, blocking.Relay] if options.keys() <= {"timeout", "max_value"} else [Relay]
     for kind in kinds:
         with pytest.raises(error, match=match):
@@ -169,16 +157,14 @@ def test_bad_setting_is_refused_by_name(
         ),
     ],
 )
-def test_address_is_understood(url: str, known: str, hosts: list[str], shown: str) -> None:
+def test_address_is_understood(url, known, hosts, shown):
     assert check_address(url, takes_several_hosts=True) == known
     assert hosts_of(known) == hosts
     assert without_password(url) == shown
     assert repr(open_store(url, "test").address) == repr(shown)
 
 
-def test_missing_client_error_names_the_extra(
-    program: Callable[..., CompletedProcess[str]],
-) -> None:
+def test_missing_client_error_names_the_extra(program):
     code = """if True:
         import sys
         sys.modules["redis"] = sys.modules["asyncpg"] = None

@@ -5,8 +5,6 @@ import multiprocessing
 import re
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from purgatory import relay as asynchronous
 from purgatory.relay import blocking
 
 
-async def test_write_without_loop_answers_waits_on_a_loop(url: str, prefix: str) -> None:
+async def test_write_without_loop_answers_waits_on_a_loop(url, prefix):
     def write() -> list[int]:
         with blocking.Relay(url, prefix=prefix, timeout=TIMEOUT) as relay:
             versions = [relay.version("a"), relay.bump("a"), relay.bump("a")]
@@ -34,7 +32,7 @@ async def test_write_without_loop_answers_waits_on_a_loop(url: str, prefix: str)
         assert await waiting >= 1
 
 
-def test_closed_relay_reopens_and_leaves_no_thread(url: str, prefix: str) -> None:
+def test_closed_relay_reopens_and_leaves_no_thread(url, prefix):
     threads = threading.active_count()
     relay = blocking.Relay(url, prefix=prefix, timeout=TIMEOUT)
     unopened = r"cannot bump 'a': the relay at .* is not open: use it in `with`"
@@ -55,16 +53,14 @@ def test_closed_relay_reopens_and_leaves_no_thread(url: str, prefix: str) -> Non
         time.sleep(0.01)
 
 
-def test_unavailable_store_is_reported_within_timeout() -> None:
+def test_unavailable_store_is_reported_within_timeout():
     match = r"cannot open the relay: tried for 0.2 s: cannot use .*127.0.0.1"
     with pytest.raises(RelayUnavailable, match=match) as raised:
         blocking.Relay(f"redis://user:secret@127.0.0.1:{free_port()}/0", timeout=0.2).__enter__()
     assert "secret" not in str(raised.value)
 
 
-async def test_writes_from_any_thread_count_once(
-    url: str, prefix: str, relay: Callable[..., asynchronous.Relay]
-) -> None:
+async def test_writes_from_any_thread_count_once(url, prefix, relay):
     async with relay() as here:
         receiving = asyncio.create_task(here.receive("a", TIMEOUT))
         await until(lambda: here.statistics().watched == 1)
@@ -92,7 +88,7 @@ def in_child(relay: blocking.Relay, results: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path: Path) -> None:
+def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     with blocking.Relay(f"file://{tmp_path}") as relay:

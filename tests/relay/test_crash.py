@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ SCHEMA = "CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, version INTEG
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Path:
+def code(tmp_path):
     """A folder with the blocks of the page."""
     for block in blocks(PAGE, "python"):
         name = block.text.partition("\n")[0].removeprefix("# ").removesuffix(".py")
@@ -39,7 +39,7 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def orders(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+def orders(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "orders.sqlite")) as orders:
         orders.execute(SCHEMA)
         orders.execute("INSERT INTO orders VALUES (7, 'new', 1)")
@@ -79,9 +79,7 @@ async def waiting(relay: Relay, seen: int) -> AsyncIterator[asyncio.Task[int]]:
     await asyncio.wait([task])
 
 
-async def test_row_version_is_read_despite_lost_bump(
-    url: str, code: Path, orders: sqlite3.Connection
-) -> None:
+async def test_row_version_is_read_despite_lost_bump(url, code, orders):
     block = load(code / "own_versions.py")
     async with Relay(url, timeout=TIMEOUT) as relay:
         relay.attach(block.changes)
@@ -106,9 +104,7 @@ async def test_row_version_is_read_despite_lost_bump(
 
 
 @pytest.mark.parametrize("place", ["committed", "before", "after"])
-async def test_outbox_announces_after_crash(
-    url: str, code: Path, orders: sqlite3.Connection, place: str
-) -> None:
+async def test_outbox_announces_after_crash(url, code, orders, place):
     block = load(code / "outbox.py")
     orders.execute(block.TABLE)
     orders.commit()
@@ -130,9 +126,7 @@ async def test_outbox_announces_after_crash(
             announcing.cancel()
 
 
-async def test_outbox_keeps_what_is_noted_while_announcing(
-    tmp_path: Path, code: Path, orders: sqlite3.Connection
-) -> None:
+async def test_outbox_keeps_what_is_noted_while_announcing(tmp_path, code, orders):
     block = load(code / "outbox.py")
     orders.execute(block.TABLE)
     block.pay(orders, 7)
@@ -159,7 +153,7 @@ async def test_outbox_keeps_what_is_noted_while_announcing(
 
 
 @pytest.fixture(scope="module", params=[SERVERS["postgresql"], SERVERS["pgbouncer"]])
-def postgres(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
+def postgres(request, tmp_path_factory):
     with served(request.param, tmp_path_factory.mktemp("postgres")) as server:
         yield server.url
 
@@ -177,9 +171,7 @@ async def table(postgres: str) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("place", ["before", "after", "committed"])
-async def test_transaction_announces_exactly_what_it_commits(
-    postgres: str, code: Path, place: str
-) -> None:
+async def test_transaction_announces_exactly_what_it_commits(postgres, code, place):
     block: ModuleType = load(code / "in_one_transaction.py")
     async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
         seen = await relay.version("orders/7")

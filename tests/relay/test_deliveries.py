@@ -3,8 +3,6 @@ process. Failures of servers are in `test_outages`."""
 
 import asyncio
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ def is_idle(relay: Relay) -> bool:
 
 
 @on_both_loops
-async def test_reply_reaches_all_who_receive_it_anywhere(relay: Callable[..., Relay]) -> None:
+async def test_reply_reaches_all_who_receive_it_anywhere(relay):
     async with relay() as here, relay() as there:
         tasks = [asyncio.create_task(each.receive("a", TIMEOUT)) for each in (here, there) * 3]
         await receives(here)
@@ -49,9 +47,7 @@ async def test_reply_reaches_all_who_receive_it_anywhere(relay: Callable[..., Re
 
 @on_both_loops
 @pytest.mark.parametrize("timeout", [0.1, 0, -1])
-async def test_receive_times_out_without_a_reply(
-    file_relay: Callable[..., Relay], timeout: float
-) -> None:
+async def test_receive_times_out_without_a_reply(file_relay, timeout):
     async with file_relay() as relay:
         begun = time.monotonic()
         match = r"'b'.*nothing was delivered" if timeout <= 0 else "'b'"
@@ -60,7 +56,7 @@ async def test_receive_times_out_without_a_reply(
         assert time.monotonic() >= begun + timeout and is_idle(relay)
 
 
-async def test_poll_receives_a_reply_from_the_relay(file_relay: Callable[..., Relay]) -> None:
+async def test_poll_receives_a_reply_from_the_relay(file_relay):
     polls, relay = LongPolls(signals=(), max_wait=TIMEOUT), file_relay()
 
     async def poll(wait: float) -> Outcome[bytes]:
@@ -86,7 +82,7 @@ async def test_poll_receives_a_reply_from_the_relay(file_relay: Callable[..., Re
     assert (refused.ending, refused.status) == (Ending.STOPPING, 503)
 
 
-async def test_cancelled_receive_leaves_nothing_behind(relay: Callable[..., Relay]) -> None:
+async def test_cancelled_receive_leaves_nothing_behind(relay):
     async with relay() as here, relay() as there:
         for iterations in range(8):
             task = asyncio.create_task(here.receive("a"))
@@ -102,9 +98,7 @@ async def test_cancelled_receive_leaves_nothing_behind(relay: Callable[..., Rela
         assert await here.receive("a", TIMEOUT) == b"value"
 
 
-async def test_resync_recovers_lost_message(
-    relay: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_resync_recovers_lost_message(relay, monkeypatch):
     async with relay(resync=0.3) as here, relay() as there:
         on_settled = here._receiver.on_settled
         deaf = lambda keys=(): None if keys else on_settled()  # noqa: E731
@@ -116,7 +110,7 @@ async def test_resync_recovers_lost_message(
         assert await asyncio.gather(*tasks) == [*values.values()]
 
 
-async def test_deliveries_of_one_iteration_are_few_writes(file_relay: Callable[..., Relay]) -> None:
+async def test_deliveries_of_one_iteration_are_few_writes(file_relay):
     async with file_relay() as relay:
         batches = recorded(relay._store, "settle")
         calls = [relay.deliver(f"a{n % 250}", b"%d" % n, ttl=FOREVER) for n in range(500)]
@@ -158,9 +152,7 @@ class Flaky:
 @pytest.mark.parametrize(
     "failures", [["before"], ["after"], ["after", "after", "before"], ["before", "after"]]
 )
-async def test_delivery_whose_answer_was_lost_is_true_once(
-    tmp_path: Path, failures: list[str]
-) -> None:
+async def test_delivery_whose_answer_was_lost_is_true_once(tmp_path, failures):
     url = f"file://{tmp_path}"
     store: Any = Flaky(open_store(url, "purgatory"), list(failures))
     async with Relay(store, timeout=TIMEOUT) as flaky, Relay(url) as other:
@@ -171,7 +163,7 @@ async def test_delivery_whose_answer_was_lost_is_true_once(
         assert await other.receive("a", 0) == b"first"
 
 
-async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path: Path) -> None:
+async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
     async def deliver(failure: str, match: str) -> None:
         store: Any = Flaky(open_store(f"file://{tmp_path}", "purgatory"), [failure] * 1_000)
         async with Relay(store, timeout=TIMEOUT) as relay:
@@ -188,7 +180,7 @@ async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path: Path) -
     await asyncio.gather(*(deliver(*item) for item in ends.items()))
 
 
-async def test_store_without_deliveries_says_so() -> None:
+async def test_store_without_deliveries_says_so():
     async with Relay(StubStore()) as relay:
         with pytest.raises(TypeError, match=r"deliver to 'a': .* takes no deliveries"):
             await relay.deliver("a", b"", ttl=1)

@@ -2,9 +2,7 @@
 store are killed."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 from servers import SERVERS, served
@@ -28,9 +26,7 @@ def check(shown: str, *others: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", SERVERS["redis"], SERVERS["postgresql"]])
-def test_demo_loses_no_payment_when_killed(
-    program: Callable[..., CompletedProcess[str]], tmp_path: Path, kind: str
-) -> None:
+def test_demo_loses_no_payment_when_killed(program, tmp_path, kind):
     if kind == "file":
         check(program(EXAMPLE, *OPTIONS).stdout)
         return
@@ -39,9 +35,7 @@ def test_demo_loses_no_payment_when_killed(
     check(shown, rf"killed\s+{kind},\s+and\s+started\s+it\s+again")
 
 
-def test_demo_never_kills_a_foreign_store(
-    program: Callable[..., CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_demo_never_kills_a_foreign_store(program, tmp_path):
     with served("redis", tmp_path) as server:
         shown = program(EXAMPLE, *OPTIONS, "--store", server.url).stdout
         check(shown, r"which\s+is\s+yours\s+and\s+was\s+not\s+killed")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import relay_waits as waits
-from loops import Runner
 from ports import free_port
 from relay_proxy import Proxy
 from relay_waits import bumped, pair, set_timeout, started
@@ -47,7 +46,7 @@ def sentinels(folder: Path) -> Iterator[tuple[list[RedisServer], list[Server]]]:
 
 
 def asked(server: Server, *words: str) -> bytes:
-    return RedisServer.ask(server, *words)  # type: ignore[arg-type]
+    return RedisServer.ask(server, *words)
 
 
 def replicate(primary: RedisServer, replica: RedisServer) -> None:
@@ -97,9 +96,7 @@ async def follows(url: str, take_over: Callable[[], object], is_silent: bool = F
 
 @pytest.mark.parametrize("named", ["killed", "living"])
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-def test_relay_follows_keys_of_a_cluster(
-    run: Runner, tmp_path: Path, named: str, fault: str
-) -> None:
+def test_relay_follows_keys_of_a_cluster(run, tmp_path, named, fault):
     with served("replicated", tmp_path) as cluster:
         url = cluster.url if named == "living" else cluster.primary.url
         is_silent = fault == "paused"
@@ -112,7 +109,7 @@ def test_relay_follows_keys_of_a_cluster(
 
 
 @pytest.mark.parametrize("fault", ["killed", "planned"])
-def test_relay_follows_the_server_of_sentinels(run: Runner, tmp_path: Path, fault: str) -> None:
+def test_relay_follows_the_server_of_sentinels(run, tmp_path, fault):
     with sentinels(tmp_path) as (servers, watchers):
 
         def take_over() -> None:
@@ -130,7 +127,7 @@ def test_relay_follows_the_server_of_sentinels(run: Runner, tmp_path: Path, faul
         run(lambda: follows(url, take_over))
 
 
-def test_demoted_server_is_left_for_the_primary(run: Runner, tmp_path: Path) -> None:
+def test_demoted_server_is_left_for_the_primary(run, tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
     with served("redis", tmp_path / "a") as old, served("redis", tmp_path / "b") as new:

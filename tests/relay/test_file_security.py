@@ -37,7 +37,7 @@ def another_user() -> Iterator[None]:
 
 
 @pytest.fixture
-def sticky() -> Iterator[Path]:
+def sticky():
     """A folder like `/tmp`. Folders of pytest are closed to other users."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -49,7 +49,7 @@ def database_of(folder: Path) -> Path:
     return folder / f"purgatory.{boot_id()}.sqlite"
 
 
-async def test_names_in_the_database_are_no_paths(tmp_path: Path) -> None:
+async def test_names_in_the_database_are_no_paths(tmp_path):
     folder, precious = tmp_path / "app", tmp_path / "precious"
     near = folder / "purgatory.0123456789abcdef.sock"  # our own form, but no socket
     names = ["../precious", str(precious), "../foreign.sock", str(tmp_path / "foreign.sock")]
@@ -139,9 +139,7 @@ def content(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(("make", "match"), PLACES, ids=[match for _, match in PLACES])
-async def test_place_of_others_is_left_alone(
-    sticky: Path, make: Callable[[Path], Path], match: str
-) -> None:
+async def test_place_of_others_is_left_alone(sticky, make, match):
     used = make(sticky / "app")
     before = content(sticky)
     await refused(f"file://{used}", match)
@@ -149,7 +147,7 @@ async def test_place_of_others_is_left_alone(
 
 
 @pytest.mark.parametrize("part", ["folder", "folder with database", "database", "parent"])
-async def test_missing_right_to_write_is_named(sticky: Path, part: str) -> None:
+async def test_missing_right_to_write_is_named(sticky, part):
     folder = sticky / "app"
     with another_user():
         folder.mkdir(mode=0o700)
@@ -166,13 +164,13 @@ async def test_missing_right_to_write_is_named(sticky: Path, part: str) -> None:
             folder.chmod(0o700)
 
 
-async def test_folder_without_rights_is_refused_at_once(sticky: Path) -> None:
+async def test_folder_without_rights_is_refused_at_once(sticky):
     (sticky / "root").mkdir(mode=0o755)
     with another_user():
         await refused(f"file://{sticky}/root/app", "Permission denied")
 
 
-async def test_files_are_private_below_a_long_path(tmp_path: Path) -> None:
+async def test_files_are_private_below_a_long_path(tmp_path):
     """The path is longer than that of a socket may be."""
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     before = os.umask(0)
@@ -186,7 +184,7 @@ async def test_files_are_private_below_a_long_path(tmp_path: Path) -> None:
         os.umask(before)
 
 
-async def test_database_that_is_being_closed_is_kept(tmp_path: Path) -> None:
+async def test_database_that_is_being_closed_is_kept(tmp_path):
     """SQLite deletes the `-wal` a moment before the `-shm`."""
     async with Relay(f"file://{tmp_path}") as relay:
         assert await relay.advance("a", 40) == 40

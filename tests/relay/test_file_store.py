@@ -28,7 +28,7 @@ def sockets(folder: Path) -> list[Path]:
     return [*(folder / "app").glob("*.sock")]
 
 
-async def test_wait_completes_though_sockets_are_deleted(tmp_path: Path) -> None:
+async def test_wait_completes_though_sockets_are_deleted(tmp_path):
     """As programs that tidy up /tmp do."""
     async with pair(f"file://{tmp_path}/app", resync=0.2) as (here, there):
         waiting = await started(here, "a", 0)
@@ -37,10 +37,10 @@ async def test_wait_completes_though_sockets_are_deleted(tmp_path: Path) -> None
         assert await there.bump("a") == await waiting == 1
 
 
-async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
+async def test_locked_database_does_not_block_the_loop(tmp_path):
     async with pair(f"file://{tmp_path}/app") as (here, there):
         await set_timeout(here, 0.5)
-        other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
+        other = sqlite3.connect(there._store._path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         iterations = 0
         patient, writing = (asyncio.create_task(each.bump("a")) for each in (there, here))
@@ -57,22 +57,22 @@ async def test_locked_database_does_not_block_the_loop(tmp_path: Path) -> None:
 
 
 @on_both_loops
-async def test_delayed_listener_finally_receives_everything(tmp_path: Path) -> None:
+async def test_delayed_listener_finally_receives_everything(tmp_path):
     """Its socket is full after ten messages, on most machines."""
     async with pair(f"file://{tmp_path}/app") as (here, there):
         waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
         await knows(there, *(f"key{number}" for number in range(300)))
         writer = here._store
         for number in range(300):  # in one iteration of the loop, in which no relay receives
-            coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
+            coroutine = writer.write([(f"key{number}", 0, 1)])
             coroutine.send(None)
             with pytest.raises(StopIteration):
                 coroutine.send(None)
         assert await asyncio.gather(*waits) == [1] * 300
-        await until(lambda: not writer._sockets._queues)  # type: ignore[attr-defined]
+        await until(lambda: not writer._sockets._queues)
 
 
-async def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+async def test_what_killed_processes_have_left_is_removed(tmp_path):
     program = f"""if True:
         import asyncio, os, signal
         from purgatory.relay import Relay
@@ -89,12 +89,12 @@ async def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> Non
     async with Relay(f"file://{tmp_path}/app") as here:
         assert len(sockets(tmp_path)) == 1
         await here.bump("a")
-        rows = here._store._database.execute("SELECT * FROM listeners").fetchall()  # type: ignore[attr-defined]
+        rows = here._store._database.execute("SELECT * FROM listeners").fetchall()
         assert len(rows) == 1
     assert not sockets(tmp_path)
 
 
-async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None:
+async def test_foreign_files_with_similar_names_are_kept(tmp_path):
     boot = boot_id()
     names = (
         "notes.sqlite", "01234567.sqlite", "0123456789abcdef.sock", "aaaaaaaaaaaaaaaa.sock",
@@ -119,10 +119,10 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path: Path) -> None
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
 
 
-async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path: Path) -> None:
+async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path):
     async with pair(f"file://{tmp_path}/app") as (here, there):
         await set_timeout(here, 0.5)
-        database = here._store._database  # type: ignore[attr-defined]
+        database = here._store._database
         [pages] = database.execute("PRAGMA page_count").fetchone()
         database.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(RelayUnavailable, match="database or disk is full"):
@@ -154,7 +154,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-async def test_containers_with_own_boot_ids_share_database(tmp_path: Path) -> None:
+async def test_containers_with_own_boot_ids_share_database(tmp_path):
     """A container (LXC, systemd-nspawn) has its own boot id, and a mount namespace."""
     unshare = need("unshare", "needs unshare: apt-get install util-linux")
     isolate = [unshare, "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
@@ -174,7 +174,7 @@ async def test_containers_with_own_boot_ids_share_database(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("app/*.sqlite"))) == 1
 
 
-async def test_folder_locked_by_another_machine_is_refused(tmp_path: Path) -> None:
+async def test_folder_locked_by_another_machine_is_refused(tmp_path):
     """As over a network file system, through which processes see each other's locks only."""
     (tmp_path / "purgatory.lock").write_text("01234567")
     with (tmp_path / "purgatory.lock").open("rb") as lock:
@@ -186,15 +186,13 @@ async def test_folder_locked_by_another_machine_is_refused(tmp_path: Path) -> No
         assert await relay.bump("a") == 1
 
 
-async def test_expired_replies_leave_the_folder_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_expired_replies_leave_the_folder_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(_client, "MAX_SWEEP_INTERVAL", 0.2)
     monkeypatch.setattr(_client, "MIN_SWEEP_INTERVAL", 0.05)
     async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         calls = (relay.deliver(f"a{n}", bytes(500_000), ttl=3.0) for n in range(24))
         assert all(await asyncio.gather(*calls))
-        database: Any = relay._store._database  # type: ignore[attr-defined]
+        database: Any = relay._store._database
         assert database.execute("PRAGMA page_count").fetchone()[0] > 2_000
         left = "SELECT count(*) FROM settled"
         await until(lambda: database.execute(left).fetchone() == (0,))

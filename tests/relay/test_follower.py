@@ -331,7 +331,7 @@ class Simulation(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.slow)])
-def test_waits_end_by_next_read_and_never_early(examples: int) -> None:
+def test_waits_end_by_next_read_and_never_early(examples):
     """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. A failure
     is printed, step by step."""
     more = os.environ.get("PURGATORY_SIMULATIONS")
@@ -448,7 +448,7 @@ NO_POSITIONS = change(-1, 12, a=4)
         case(NO_POSITIONS, RESYNC, read("e", 9), epoch_to_end="e", has_gap=False),
     ],
 )
-def test_each_step_has_its_effects(steps: list[Step], expected: dict[str, Any]) -> None:
+def test_each_step_has_its_effects(steps, expected):
     process = process_at_7(*steps)
     found: dict[str, Any] = {"results": [wait.result for wait in process.waits]}
     for name in expected.keys() - found:
@@ -457,7 +457,7 @@ def test_each_step_has_its_effects(steps: list[Step], expected: dict[str, Any]) 
     assert {name: found[name] for name in expected} == expected
 
 
-def test_many_keys_are_read_and_rechecked_in_turn() -> None:
+def test_many_keys_are_read_and_rechecked_in_turn():
     keys = dict.fromkeys([f"key{number}" for number in range(2 * MAX_KEYS_PER_READ)], 0)
     process = process_at_7(calls("remove_waiter", "a"), *(wait(key, 0) for key in keys))
     asked: list[str] = []

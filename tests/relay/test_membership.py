@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import until
-from loops import Report
 from servers import TIMEOUT, on_all_stores
 
 from purgatory.relay import Relay, _membership
@@ -29,9 +27,7 @@ async def listing(relay: Relay, *pids: int) -> None:
 
 
 @on_all_stores
-async def test_announced_process_is_listed_until_it_leaves(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_announced_process_is_listed_until_it_leaves(url, monkeypatch):
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
     monkeypatch.setattr(_membership, "MEMBER_TTL", 2.0)
     async with relays(url, 3) as [first, second, silent]:
@@ -47,7 +43,7 @@ async def test_announced_process_is_listed_until_it_leaves(
         await listing(first)
 
 
-async def test_one_call_serves_all_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_call_serves_all_lists(tmp_path, monkeypatch):
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 60.0)
     async with relays(f"file://{tmp_path}", 2) as [first, second]:
         heard: list[str] = []
@@ -70,9 +66,7 @@ async def test_one_call_serves_all_lists(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("unfit", [ZeroDivisionError("no"), object(), "x" * 5_000])
-async def test_failed_announcement_is_reported_and_harmless(
-    tmp_path: Path, reports: list[Report], unfit: object
-) -> None:
+async def test_failed_announcement_is_reported_and_harmless(tmp_path, reports, unfit):
     def about() -> dict[str, Any]:
         if isinstance(unfit, Exception):
             raise unfit
@@ -88,7 +82,7 @@ async def test_failed_announcement_is_reported_and_harmless(
         }
 
 
-async def test_a_relay_that_is_not_open_lists_nobody(tmp_path: Path) -> None:
+async def test_a_relay_that_is_not_open_lists_nobody(tmp_path):
     relay = Relay(f"file://{tmp_path}")
     relay.introduce(lambda: {"pid": 1})
     assert relay.workers() == []

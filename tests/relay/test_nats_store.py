@@ -3,10 +3,8 @@ listeners."""
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -23,7 +21,7 @@ prefixes = count(1)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def server(tmp_path_factory):
     with served("nats", tmp_path_factory.mktemp("nats")) as server:
         yield server
 
@@ -46,7 +44,7 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
         {"name": "another", "subjects": ["foreign_versions.*"]},
     ],
 )
-async def test_foreign_stream_is_left_alone(server: NatsServer, config: dict[str, Any]) -> None:
+async def test_foreign_stream_is_left_alone(server, config):
     made = await ask(server, f"STREAM.CREATE.{config['name']}", **config)
     assert "error" not in made
     try:
@@ -61,7 +59,7 @@ async def test_foreign_stream_is_left_alone(server: NatsServer, config: dict[str
         await ask(server, f"STREAM.DELETE.{config['name']}")
 
 
-async def test_what_has_changed_is_read_in_portions(server: NatsServer) -> None:
+async def test_what_has_changed_is_read_in_portions(server):
     store = NatsStore(server.url, f"test{next(prefixes)}")
     await store.open()
     keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ + 100)]
@@ -78,7 +76,7 @@ async def test_what_has_changed_is_read_in_portions(server: NatsServer) -> None:
     await store.close()
 
 
-async def test_values_beyond_servers_limit_are_refused(server: NatsServer) -> None:
+async def test_values_beyond_servers_limit_are_refused(server):
     async with Relay(server.url, timeout=TIMEOUT, max_value=3_000_000) as relay:
         assert await relay.deliver("a", bytes(1_000_000), ttl=TIMEOUT)
         assert await relay.receive("a", TIMEOUT) == bytes(1_000_000)
@@ -86,7 +84,7 @@ async def test_values_beyond_servers_limit_are_refused(server: NatsServer) -> No
             await relay.deliver("b", bytes(2_000_000), ttl=TIMEOUT)
 
 
-async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) -> None:
+async def test_write_on_deleted_stream_is_retried_on_next(server):
     prefix = f"test{next(prefixes)}"
     store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)
     await store.open()
@@ -100,7 +98,7 @@ async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) ->
             await other.write([Change("b", 7, 0)])
         return await publish(*arguments)
 
-    store._publish = publish_late  # type: ignore[method-assign]
+    store._publish = publish_late
     after = await store.write([Change("a", 0, 1)])
     assert after.versions == {"a": 1}
     assert after.epoch != before.epoch
@@ -109,7 +107,7 @@ async def test_write_on_deleted_stream_is_retried_on_next(server: NatsServer) ->
         await each.close()
 
 
-async def test_connection_lost_while_sending_is_replaced(tmp_path: Path) -> None:
+async def test_connection_lost_while_sending_is_replaced(tmp_path):
     with served("nats", tmp_path) as server:
         store = NatsStore(server.url, "test")
         await store.open()

@@ -65,7 +65,7 @@ ONE, TWO = call("bump", 1), call("bump", 2)
         ([call("receive", "x b")], "was settled by"),
     ],
 )
-def test_wrong_answers_are_found(calls: list[Call], found: str) -> None:
+def test_wrong_answers_are_found(calls, found):
     wrong = [*complaints(calls)]
     assert len(wrong) == bool(found) and all(found in each for each in wrong)
 
@@ -215,9 +215,7 @@ async def disturb(run: Run, faults: list[Injector], seconds: float) -> None:
         *((kind, faults, False) for kind, faults in LOSSES.items()),
     ],
 )
-async def test_relays_keep_promises_through_faults(
-    tmp_path: Path, kind: str, faults: list[Injector], keeps_all: bool
-) -> None:
+async def test_relays_keep_promises_through_faults(tmp_path, kind, faults, keeps_all):
     random.seed(kind)
     folder = Path(tempfile.mkdtemp(prefix="oracle-"))
     with served(kind, tmp_path, *APPENDING) as store:

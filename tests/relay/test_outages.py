@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture(params=["redis", "postgresql", "nats"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+def server(request, tmp_path):
     with served(request.param, tmp_path, *APPENDING) as server:
         yield server
 
@@ -32,7 +31,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 @slow
-async def test_waits_survive_killed_server_and_complete_after_restart(server: Any) -> None:
+async def test_waits_survive_killed_server_and_complete_after_restart(server):
     async with pair(server.url) as (here, there), Relay(server.url, timeout=TIMEOUT) as failing:
         assert await there.bump("a") == 1
         epoch = here.epoch
@@ -82,7 +81,7 @@ async def test_waits_survive_killed_server_and_complete_after_restart(server: An
 
 @slow
 @pytest.mark.parametrize("fault", ["paused", "silent"])
-async def test_server_that_gives_no_answer_is_noticed(server: Any, fault: str) -> None:
+async def test_server_that_gives_no_answer_is_noticed(server, fault):
     """A probe finds it: paused, or behind a firewall that drops the data of its connections."""
     proxy = Proxy(server)
     async with proxy.serving() as url, pair(url, resync=0.3) as (here, there):
@@ -111,14 +110,12 @@ async def test_server_that_gives_no_answer_is_noticed(server: Any, fault: str) -
 
 
 @slow
-async def test_closing_with_paused_server_ends_connections_within_timeout(
-    postgres: PostgresServer,
-) -> None:
+async def test_closing_with_paused_server_ends_connections_within_timeout(postgres):
     relay = Relay(postgres.url, timeout=TIMEOUT)
     await relay.__aenter__()
     await relay.bump("a")
     await set_timeout(relay, 0.5)
-    connections = [pooled._connection for pooled in (relay._store._reader, relay._store._writer)]  # type: ignore[attr-defined]
+    connections = [pooled._connection for pooled in (relay._store._reader, relay._store._writer)]
     postgres.pause()
     try:
         await relay.aclose()
@@ -228,15 +225,7 @@ LOST_BY_SERVERS = [
     ("kind", "loss", "resync", "written", "kept"),
     [*LOST, *(pytest.param(*row, marks=slow) for row in LOST_BY_SERVERS)],
 )
-async def test_loss_ends_waits_in_a_new_epoch(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    loss: str,
-    resync: float,
-    written: str,
-    kept: int,
-) -> None:
+async def test_loss_ends_waits_in_a_new_epoch(tmp_path, caplog, kind, loss, resync, written, kept):
     """The loss is noticed by a resync, by a write to the key `written`, or by connecting again. The
     wait gets what is `kept`, or one more."""
     options = () if loss == "older dump" else APPENDING
@@ -267,7 +256,7 @@ async def test_loss_ends_waits_in_a_new_epoch(
 
 
 @slow
-async def test_loss_starts_new_epoch_without_surviving_processes(server: Any) -> None:
+async def test_loss_starts_new_epoch_without_surviving_processes(server):
     """Redis loses its newest writes, the other servers lose everything: no relay may take earlier
     numbers for present ones."""
     if isinstance(server, RedisServer):
@@ -288,7 +277,7 @@ async def test_loss_starts_new_epoch_without_surviving_processes(server: Any) ->
 
 
 @slow
-async def test_clean_shutdown_keeps_versions_and_epoch(postgres: PostgresServer) -> None:
+async def test_clean_shutdown_keeps_versions_and_epoch(postgres):
     async with pair(postgres.url) as (here, there):
         assert await there.advance("a", 40) == 40
         epoch = here.epoch

@@ -2,7 +2,7 @@
 on which any session may send."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from uuid import uuid4
 import asyncpg
 import pytest
 from helpers import until
-from loops import Runner
 from relay_waits import set_timeout, started
 from servers import TIMEOUT, PgBouncer, PostgresServer, served
 
@@ -71,7 +70,7 @@ async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: bool) -> None:
+async def test_locked_row_blocks_no_other_key(postgres, exists):
     """Neither while the row is locked, nor by statements that still wait for it; and a failed write
     is not done later."""
     async with opened(postgres.url) as here, connected(postgres.url) as connection:
@@ -105,7 +104,7 @@ async def test_locked_row_blocks_no_other_key(postgres: PostgresServer, exists: 
         assert await here.version("key0") == 5
 
 
-async def test_open_waits_for_table_being_created(postgres: PostgresServer) -> None:
+async def test_open_waits_for_table_being_created(postgres):
     """Workers that start together create the tables; on a busy server that takes a while."""
     store = PostgresStore(postgres.url, "together")
     async with connected(postgres.url) as first, connected(postgres.url) as observer:
@@ -120,7 +119,7 @@ async def test_open_waits_for_table_being_created(postgres: PostgresServer) -> N
         await store.close()
 
 
-async def test_changes_are_paged_once_despite_open_transaction(postgres: PostgresServer) -> None:
+async def test_changes_are_paged_once_despite_open_transaction(postgres):
     async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
         since = (await store.read((), None)).position
         async with connection.transaction():
@@ -139,12 +138,12 @@ async def test_changes_are_paged_once_despite_open_transaction(postgres: Postgre
         assert await read_all(store, since) == ([], since)
 
 
-async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> None:
+async def test_foreign_notification_is_only_a_hint(postgres):
     async with opened(postgres.url) as here, connected(postgres.url) as connection:
         assert await here.bump("a") == 1
         epoch = here.epoch
         waiting = await started(here, "a", 1)
-        channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
+        channel = await connection.fetchval(here._store._query("SELECT {channel}"))
         forged = [f'["{epoch}",-1,1,{{"a":99}}]', f'["{epoch}",0,{10**15},{{"a":99}}]']
         forged += ['["other",-1,-1,{"a":99}]', '["a"]', "[]", "nonsense"]
         for payload in forged:
@@ -154,7 +153,7 @@ async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> 
         await until(lambda: follower._in_flight is None)
         assert not waiting.done()
         assert (here.epoch, here.statistics().epochs) == (epoch, 1)
-        table = here._store._table  # type: ignore[attr-defined]
+        table = here._store._table
         await connection.execute(
             f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1"
         )
@@ -162,7 +161,7 @@ async def test_foreign_notification_is_only_a_hint(postgres: PostgresServer) -> 
         assert await waiting == 2
 
 
-async def test_relays_of_two_schemas_are_isolated(postgres: PostgresServer) -> None:
+async def test_relays_of_two_schemas_are_isolated(postgres):
     prefix = f"test{uuid4().hex[:8]}"
     async with connected(postgres.url) as connection:
         await connection.execute(f"CREATE SCHEMA {prefix}")
@@ -191,9 +190,7 @@ HOSTILE_SETTINGS = {
 
 
 @pytest.mark.parametrize("kind", ["ROLE hostile", "DATABASE hostile"])
-def test_settings_of_role_or_database_change_nothing(
-    run: Runner, postgres: PostgresServer, kind: str
-) -> None:
+def test_settings_of_role_or_database_change_nothing(run, postgres, kind):
     async def main() -> None:
         postgres.run("CREATE ROLE hostile LOGIN SUPERUSER")
         postgres.run("CREATE DATABASE hostile")
@@ -206,7 +203,7 @@ def test_settings_of_role_or_database_change_nothing(
         for name, value in HOSTILE_SETTINGS.items():
             quoted = value if name == "search_path" else f"'{value}'"
             postgres.run(f"ALTER {kind} SET {name} = {quoted}")
-        async with opened(url) as here, opened(url, prefix=here._store._prefix) as there:  # type: ignore[attr-defined]
+        async with opened(url) as here, opened(url, prefix=here._store._prefix) as there:
             waiting = await started(there, "a", 0)
             assert await here.bump("a") == 1
             assert await waiting == 1
@@ -215,7 +212,7 @@ def test_settings_of_role_or_database_change_nothing(
             assert await here.deliver("a", b"value", ttl=TIMEOUT)
             assert await there.receive("a") == b"value"
             shown = []
-            for pooled in (here._store._writer, there._store._reader):  # type: ignore[attr-defined]
+            for pooled in (here._store._writer, there._store._reader):
                 async with pooled.use() as own:
                     shown.append([await own.fetchval(f"SHOW {name}") for name in HOSTILE_SETTINGS])
         assert shown == [["read committed", "off", "off", "0", "50ms", "10s", "0", "hostile"]] * 2
@@ -228,9 +225,7 @@ def test_settings_of_role_or_database_change_nothing(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_unsafe_transaction_of_the_caller_is_refused(
-    postgres: PostgresServer, level: str
-) -> None:
+async def test_unsafe_transaction_of_the_caller_is_refused(postgres, level):
     async with opened(postgres.url) as here, connected(postgres.url) as connection:
         async with connection.transaction():
             await connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
@@ -244,9 +239,7 @@ async def test_unsafe_transaction_of_the_caller_is_refused(
             assert await here.bump("a", connection=connection) == 1
 
 
-async def test_delivery_in_a_transaction_counts_when_committed(
-    postgres: PostgresServer, prefix: str
-) -> None:
+async def test_delivery_in_a_transaction_counts_when_committed(postgres, prefix):
     async with (
         connected(postgres.url) as connection,
         opened(postgres.url, prefix=prefix) as here,
@@ -278,7 +271,7 @@ async def test_delivery_in_a_transaction_counts_when_committed(
 
 
 @pytest.fixture(scope="module")
-def pooler() -> Iterator[PgBouncer]:
+def pooler():
     with served("pgbouncer", Path()) as pooler:
         yield pooler
 
@@ -289,9 +282,7 @@ def connections(postgres: PostgresServer) -> int:
     return int(postgres.run(query))
 
 
-async def test_relay_takes_two_connections_and_releases_them(
-    pooler: PgBouncer, prefix: str
-) -> None:
+async def test_relay_takes_two_connections_and_releases_them(pooler, prefix):
     postgres = pooler.postgres
     async with (
         opened(pooler.url, prefix=prefix) as here,
@@ -306,7 +297,7 @@ async def test_relay_takes_two_connections_and_releases_them(
 
 
 @pytest.mark.parametrize("mode", ["session", "transaction", "statement"])
-def test_pooler_must_pool_sessions_and_keeps_no_setting(run: Runner, mode: str) -> None:
+def test_pooler_must_pool_sessions_and_keeps_no_setting(run, mode):
     settings = ("lock_timeout", "statement_timeout", "search_path", "standard_conforming_strings")
     shown = [f"current_setting('{name}')" for name in settings]
     query = f"SELECT {', '.join(shown)}, pg_backend_pid(), pg_advisory_xact_lock_shared(7)"

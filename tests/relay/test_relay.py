@@ -7,15 +7,12 @@ import gc
 import re
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import Probe, until
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import Report, Runner
 from ports import free_port
 from relay_waits import knows, recorded, set_timeout, started
 from servers import TIMEOUT, on_both_loops
@@ -36,7 +33,7 @@ from purgatory.relay._forgetting import SAMPLES, Samples, horizon
 
 
 @on_both_loops
-async def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[..., Relay]) -> None:
+async def test_a_wait_completes_wherever_the_write_was_made(relay):
     async with relay() as here, relay() as there:
         assert here.epoch == there.epoch
         waits = [asyncio.create_task(one.wait("a", 0, TIMEOUT)) for one in (here, there) * 3]
@@ -55,7 +52,7 @@ async def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[...,
 
 @on_both_loops
 @pytest.mark.parametrize("is_followed", [True, False])
-async def test_each_wait_gets_what_there_is(relay: Callable[..., Relay], is_followed: bool) -> None:
+async def test_each_wait_gets_what_there_is(relay, is_followed):
     async with relay() as here, relay() as there:
         assert await there.advance("a", 7) == 7
         waits = (here.wait("a", 7, epoch=here.epoch) for _ in range(is_followed))
@@ -76,9 +73,7 @@ async def test_each_wait_gets_what_there_is(relay: Callable[..., Relay], is_foll
 
 
 @on_both_loops
-async def test_wait_beyond_fresh_write_of_another_process_continues(
-    relay: Callable[..., Relay],
-) -> None:
+async def test_wait_beyond_fresh_write_of_another_process_continues(relay):
     async with relay() as here, relay() as there:
         for number in range(1, 30):
             assert await here.bump("a") == number
@@ -88,16 +83,16 @@ async def test_wait_beyond_fresh_write_of_another_process_continues(
 
 def deafen(relay: Relay) -> None:
     """Has a relay lose all messages about keys."""
-    relay._follower.on_message = lambda _: None  # type: ignore[method-assign]
-    relay._follower.on_hint = lambda _: None  # type: ignore[method-assign]
+    relay._follower.on_message = lambda _: None
+    relay._follower.on_hint = lambda _: None
 
 
 def resync(relay: Relay) -> None:
     relay._follower.resync()
-    relay._sync.wake()  # type: ignore[union-attr]
+    relay._sync.wake()
 
 
-async def test_wait_for_unknown_epoch_continues(relay: Callable[..., Relay]) -> None:
+async def test_wait_for_unknown_epoch_continues(relay):
     async with relay(resync=15.0) as here, relay() as there:
         assert await there.bump("a") == 1
         deafen(here)
@@ -116,7 +111,7 @@ async def test_wait_for_unknown_epoch_continues(relay: Callable[..., Relay]) -> 
             await here.wait("a", 2, 0.01, epoch=here.epoch)
 
 
-async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path: Path) -> None:
+async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
     url = f"file://{tmp_path}"
     async with Relay(url) as here, Relay(url) as there:
         reads, writes = (recorded(here._store, name) for name in ("read", "write"))
@@ -136,9 +131,7 @@ async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("letter", ["ü", "\x01", "a"])
-async def test_changes_of_large_keys_arrive_at_once(
-    relay: Callable[..., Relay], caplog: pytest.LogCaptureFixture, letter: str
-) -> None:
+async def test_changes_of_large_keys_arrive_at_once(relay, caplog, letter):
     """They exceed a message of each store."""
     size = 512 // len(letter.encode())
     keys = [f"{number:02}".ljust(size - 2, letter) for number in range(100)]
@@ -154,7 +147,7 @@ async def test_changes_of_large_keys_arrive_at_once(
 
 
 @on_both_loops
-async def test_a_change_checks_the_key_in_attached_purgatories(relay: Callable[..., Relay]) -> None:
+async def test_a_change_checks_the_key_in_attached_purgatories(relay):
     async with relay() as here, relay() as there, Purgatory() as purgatory:
         here.attach(purgatory)
         here.attach(purgatory)
@@ -166,9 +159,7 @@ async def test_a_change_checks_the_key_in_attached_purgatories(relay: Callable[.
         assert await operation == "paid"
 
 
-async def test_purgatory_watching_nonstring_key_is_not_attached(
-    file_relay: Callable[..., Relay],
-) -> None:
+async def test_purgatory_watching_nonstring_key_is_not_attached(file_relay):
     here = file_relay()
     async with here, Purgatory("jobs") as purgatory:
         waiting = asyncio.create_task(purgatory.receive(7))
@@ -180,10 +171,8 @@ async def test_purgatory_watching_nonstring_key_is_not_attached(
         waiting.cancel()
 
 
-async def test_a_purgatory_that_fails_hurts_itself_alone(
-    file_relay: Callable[..., Relay], reports: list[Report]
-) -> None:
-    class Broken(Purgatory[Any]):  # type: ignore[misc]
+async def test_a_purgatory_that_fails_hurts_itself_alone(file_relay, reports):
+    class Broken(Purgatory[Any]):
         def check_and_complete(self, key: object) -> int:
             raise ZeroDivisionError
 
@@ -197,7 +186,7 @@ async def test_a_purgatory_that_fails_hurts_itself_alone(
 # Opening and closing
 
 
-def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_closed_relay_reopens_on_another_loop(run, relay):
     here = relay()
 
     async def main() -> None:
@@ -217,7 +206,7 @@ def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., 
 
 
 @on_both_loops
-async def test_relay_is_used_while_open_on_its_loop(file_relay: Callable[..., Relay]) -> None:
+async def test_relay_is_used_while_open_on_its_loop(file_relay):
     here = file_relay()
 
     def calls() -> list[Any]:
@@ -254,7 +243,7 @@ async def test_relay_is_used_while_open_on_its_loop(file_relay: Callable[..., Re
 
 @on_both_loops
 @pytest.mark.parametrize("interrupted", [False, True])
-async def test_cancelled_close_still_ends_operations_and_connections(interrupted: bool) -> None:
+async def test_cancelled_close_still_ends_operations_and_connections(interrupted):
     store = StubStore(last_read=1)
     relay = Relay(store, timeout=30)
     await relay.__aenter__()
@@ -274,7 +263,7 @@ async def test_cancelled_close_still_ends_operations_and_connections(interrupted
     assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 5
 
 
-def test_wait_with_closed_loop_stays_silent() -> None:
+def test_wait_with_closed_loop_stays_silent():
     async def begin() -> Any:
         relay = Relay(StubStore(last_read=1))
         await relay.__aenter__()
@@ -291,14 +280,14 @@ def test_wait_with_closed_loop_stays_silent() -> None:
     waiting.close()
 
 
-async def test_unanswered_write_is_reported_as_perhaps_made() -> None:
+async def test_unanswered_write_is_reported_as_perhaps_made():
     async with Relay(StubStore(), timeout=TIMEOUT) as relay:
         await set_timeout(relay, 0.2)
         with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
             await relay.bump("a")
 
 
-async def test_a_made_up_probe_changes_nothing() -> None:
+async def test_a_made_up_probe_changes_nothing():
     store = StubStore()
     async with Relay(store) as relay:
         assert store.on_message is not None and relay._sync is not None
@@ -309,9 +298,7 @@ async def test_a_made_up_probe_changes_nothing() -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("scheme", ["redis", "postgresql", "nats"])
-async def test_unavailable_store_is_reported_within_timeout(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, answers: bool
-) -> None:
+async def test_unavailable_store_is_reported_within_timeout(monkeypatch, scheme, answers):
     monkeypatch.setenv("PGUSER", "anyone")  # in a container this user may have no name
     port, match = free_port(), "cannot open the relay: tried for 0.5 s: .* .*[Cc]onnect"
     if answers:  # a connection, and nothing more
@@ -328,7 +315,7 @@ async def test_unavailable_store_is_reported_within_timeout(
         silent.close()
 
 
-async def test_relay_opens_once_unavailable_store_returns(tmp_path: Path) -> None:
+async def test_relay_opens_once_unavailable_store_returns(tmp_path):
     (tmp_path / "app").write_text("in the way")
 
     async def bump() -> int:
@@ -350,7 +337,7 @@ async def test_relay_opens_once_unavailable_store_returns(tmp_path: Path) -> Non
 @given(
     steps=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 5), st.booleans()), max_size=60)
 )
-def test_old_keys_are_forgotten_within_an_eighth(steps: list[tuple[float, int, bool]]) -> None:
+def test_old_keys_are_forgotten_within_an_eighth(steps):
     seconds, now, position = 40.0, 0.0, 0
     written = {0: 0.0}  # each position, and the time at which it was reached
     samples: Samples = []
@@ -374,14 +361,14 @@ def test_old_keys_are_forgotten_within_an_eighth(steps: list[tuple[float, int, b
         looks.append(now)
 
 
-def test_clock_set_back_forgets_nothing_early() -> None:
+def test_clock_set_back_forgets_nothing_early():
     samples, _ = horizon([], 1000.0, 10, 40.0)
     samples, last = horizon(samples, 100.0, 20, 40.0)
     assert (samples, last) == ([(100.0, 20)], -1)
     assert horizon(samples, 141.0, 30, 40.0)[1] == 20
 
 
-async def test_wait_on_forgotten_key_ends_at_next_write(relay: Callable[..., Relay]) -> None:
+async def test_wait_on_forgotten_key_ends_at_next_write(relay):
     async with relay() as here, relay() as there:
         assert await there.advance("a", 5) == 5
         assert await there.advance("b", 40) == 40
@@ -401,7 +388,7 @@ async def test_wait_on_forgotten_key_ends_at_next_write(relay: Callable[..., Rel
         assert here.statistics().epochs == there.statistics().epochs == 1
 
 
-async def test_relay_forgets_what_nobody_writes(relay: Callable[..., Relay]) -> None:
+async def test_relay_forgets_what_nobody_writes(relay):
     async with relay(forget_after=1.0) as here, relay() as there:
         assert await there.advance("a", 7) == 7
         waiting = asyncio.create_task(here.wait("a", 7))

@@ -5,7 +5,7 @@ from inspect import iscoroutinefunction, signature
 from itertools import count
 
 import pytest
-from loops import LoopFactory, Report, Runner, fail_on
+from loops import Report, Runner, fail_on
 from servers import on_all_stores
 
 from purgatory.relay._store import open_store
@@ -16,7 +16,7 @@ prefixes = count(1)
 
 @on_all_stores
 @pytest.mark.parametrize("check", store_checks(), ids=lambda check: check.__name__)
-def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> None:
+def test_what_a_store_promises(loop_factory, check, url):
     prefix = f"test{next(prefixes)}"
     reports: list[Report] = []
     Runner(loop_factory, reports)(check(lambda: open_store(url, prefix)))
@@ -25,7 +25,7 @@ def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> No
     fail_on([report for report in reports if lost not in str(report.get("exception"))])
 
 
-def test_every_check_is_among_those_that_stores_run() -> None:
+def test_every_check_is_among_those_that_stores_run():
     checks = {
         function
         for function in vars(_stores).values()

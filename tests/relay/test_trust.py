@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import until
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 from relay_waits import recorded, refused, started
-from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, served
+from servers import TIMEOUT, NatsServer, PostgresServer, served
 
 from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
 from purgatory.relay._messages import MAX_KEY_BYTES, MAX_NUMBER, NAME, Hint, Settled
@@ -71,9 +70,7 @@ def check_decoded(payload: bytes | str) -> None:
     st.integers(0, 200),
     st.integers(0, 255),
 )
-def test_any_message_is_decoded_within_bounds(
-    other: bytes | str, message: Any, at: int, byte: int
-) -> None:
+def test_any_message_is_decoded_within_bounds(other, message, at, byte):
     check_decoded(other)
     payload = bytearray(json.dumps(message).encode())
     check_decoded(bytes(payload))
@@ -99,13 +96,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("payload", REFUSED.values(), ids=REFUSED)
-def test_message_beyond_bounds_is_refused(payload: bytes) -> None:
+def test_message_beyond_bounds_is_refused(payload):
     with pytest.raises(ValueError, match="not a message of a relay") as caught:
         decode(payload)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1_000
 
 
-async def test_forged_messages_cost_one_read_at_once(tmp_path: Path) -> None:
+async def test_forged_messages_cost_one_read_at_once(tmp_path):
     async with Relay(f"file://{tmp_path}") as relay:
         receiving = asyncio.create_task(relay.receive("a"))
         await until(lambda: relay.statistics().watched == 1)
@@ -119,9 +116,7 @@ async def test_forged_messages_cost_one_read_at_once(tmp_path: Path) -> None:
         assert all(keys == ["a"] for keys in reads)
 
 
-async def test_flood_of_foreign_messages_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_flood_of_foreign_messages_is_one_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         async with Relay(f"file://{tmp_path}") as relay:
             for _ in range(500):
@@ -153,7 +148,7 @@ async def do_all(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["redis", "cluster", "nats", "postgresql"])
-async def test_rights_on_page_suffice(tmp_path: Path, kind: str) -> None:
+async def test_rights_on_page_suffice(tmp_path, kind):
     page = PAGE.read_text()
     if kind == "nats":
         with nats_with_rights(tmp_path) as url:
@@ -186,7 +181,7 @@ async def test_rights_on_page_suffice(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis(tmp_path_factory):
     with served("redis", tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -204,9 +199,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         ("resetkeys +@all", "permissions to access"),
     ],
 )
-async def test_redis_user_without_rights_is_told_when_opening(
-    redis: RedisServer, rights: str, match: str
-) -> None:
+async def test_redis_user_without_rights_is_told_when_opening(redis, rights, match):
     channels = [] if "resetchannels" in rights else ["allchannels"]
     words = ("ACL", "SETUSER", "app", "reset", "on", ">secret", "allkeys", *channels)
     assert redis.ask(*words, *rights.split()) == b"+OK\r\n"
@@ -215,7 +208,7 @@ async def test_redis_user_without_rights_is_told_when_opening(
 
 
 @pytest.mark.slow
-async def test_foreign_redis_value_hurts_no_neighbour(redis: RedisServer, prefix: str) -> None:
+async def test_foreign_redis_value_hurts_no_neighbour(redis, prefix):
     foreign = f"{{{prefix}}}:settled:k7"
     redis.ask("LPUSH", foreign, "mine")
     keys = [f"k{number}" for number in range(20)]
@@ -236,9 +229,7 @@ async def test_foreign_redis_value_hurts_no_neighbour(redis: RedisServer, prefix
 @pytest.mark.parametrize(
     "command", ["SET versions x", "SET order x", "HSET versions name x", "ZADD order 1 x"]
 )
-async def test_foreign_keys_in_redis_are_refused(
-    redis: RedisServer, prefix: str, command: str
-) -> None:
+async def test_foreign_keys_in_redis_are_refused(redis, prefix, command):
     verb, name, *words = command.split()
     key = f"{{{prefix}}}:{name}"
     redis.ask(verb, key, *words)
@@ -291,9 +282,7 @@ def nats_with_rights(folder: Path, without: str = "", account: str = "") -> Iter
         ("", "max_mem: 100M, max_bytes_required: true", "account requires a limit in bytes"),
     ],
 )
-async def test_nats_user_without_rights_is_told_when_opening(
-    tmp_path: Path, without: str, account: str, match: str
-) -> None:
+async def test_nats_user_without_rights_is_told_when_opening(tmp_path, without, account, match):
     with nats_with_rights(tmp_path, without, account) as url:
         await refused(url, match)
 
@@ -308,9 +297,7 @@ async def test_nats_user_without_rights_is_told_when_opening(
         {"Nats-Last-Sequence": "x", "Nats-Sequence": '1,{"a":5}],['},
     ],
 )
-async def test_forged_message_on_nats_makes_no_relay_deaf(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+async def test_forged_message_on_nats_makes_no_relay_deaf(tmp_path, headers):
     import nats
 
     with served("nats", tmp_path) as server:
@@ -335,7 +322,7 @@ async def test_forged_message_on_nats_makes_no_relay_deaf(
 
 
 @pytest.fixture
-def server(postgres: PostgresServer) -> PostgresServer:
+def server(postgres):
     """A server in whose schema every role may create tables, as in PostgreSQL before 15."""
     postgres.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     postgres.run("GRANT ALL ON SCHEMA public TO PUBLIC")
@@ -383,9 +370,7 @@ def app(server: PostgresServer) -> str:
         ("app", f"CREATE TABLE {VERSIONS} (key text, version text)", "is not a relay's, and was"),
     ],
 )
-async def test_table_that_is_not_ours_is_refused(
-    server: PostgresServer, role: str, statements: str, match: str
-) -> None:
+async def test_table_that_is_not_ours_is_refused(server, role, statements, match):
     server.run(statements, role)
     await refused(app(server), match)
     table = REPLIES if REPLIES in statements else VERSIONS
@@ -394,7 +379,7 @@ async def test_table_that_is_not_ours_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner", ["tester", "app", "owner"])
-async def test_table_of_a_trusted_role_is_used(server: PostgresServer, owner: str) -> None:
+async def test_table_of_a_trusted_role_is_used(server, owner):
     """Also while another role holds an advisory lock."""
     import asyncpg
 
@@ -408,7 +393,7 @@ async def test_table_of_a_trusted_role_is_used(server: PostgresServer, owner: st
 
 
 @pytest.mark.slow
-async def test_role_without_rights_to_replies_is_told(server: PostgresServer) -> None:
+async def test_role_without_rights_to_replies_is_told(server):
     async with Relay(server.url):
         pass
     rights = "SELECT, INSERT, UPDATE, DELETE"
@@ -419,9 +404,7 @@ async def test_role_without_rights_to_replies_is_told(server: PostgresServer) ->
 
 
 @pytest.mark.slow
-async def test_connecting_role_neither_lists_nor_adds_workers(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connecting_role_neither_lists_nor_adds_workers(server, monkeypatch):
     import asyncpg
 
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
@@ -455,7 +438,7 @@ async def test_connecting_role_neither_lists_nor_adds_workers(
 
 
 @pytest.mark.slow
-async def test_table_is_schema_qualified_on_callers_connection(server: PostgresServer) -> None:
+async def test_table_is_schema_qualified_on_callers_connection(server):
     import asyncpg
 
     connection = await asyncpg.connect(server.url, server_settings={"search_path": "nowhere"})

@@ -46,7 +46,7 @@ class Worker:
         return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
 
 
-async def test_tag_holds_across_workers_and_restarts(tmp_path: Path) -> None:
+async def test_tag_holds_across_workers_and_restarts(tmp_path):
     url = f"file://{tmp_path}/app"
     async with Relay(url) as first, Relay(url) as second:
         request = await Worker(first).ask().done()
@@ -83,9 +83,7 @@ BEYOND = ["1000", "9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000]
         ('W/"{epoch}-2"', "", 200),  # this one waits for no time by default
     ],
 )
-async def test_poll_is_answered_by_what_the_store_has(
-    tmp_path: Path, condition: str | None, query: str, status: int
-) -> None:
+async def test_poll_is_answered_by_what_the_store_has(tmp_path, condition, query, status):
     url = f"file://{tmp_path}"
     async with Relay(url) as relay, Relay(url) as other:
         worker = Worker(relay, LongPolls(signals=(), default_wait=0.0))
@@ -98,7 +96,7 @@ async def test_poll_is_answered_by_what_the_store_has(
 
 @pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 @pytest.mark.parametrize("number", [BEYOND[0], BEYOND[-1]])
-async def test_events_after_an_unknown_id_are_all(tmp_path: Path, number: str) -> None:
+async def test_events_after_an_unknown_id_are_all(tmp_path, number):
     async with Relay(f"file://{tmp_path}") as relay:
         await relay.advance("news", 3)
         worker = Worker(relay)
@@ -110,7 +108,7 @@ async def test_events_after_an_unknown_id_are_all(tmp_path: Path, number: str) -
         await request.done()
 
 
-async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path: Path) -> None:
+async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path):
     folder = tmp_path / "app"
     async with Relay(f"file://{folder}", resync=0.2, timeout=TIMEOUT) as relay:
         worker, epoch = Worker(relay), relay.epoch
@@ -131,7 +129,7 @@ async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
-async def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
+async def test_events_are_sent_for_versions_of_the_relay(tmp_path):
     async with Relay(f"file://{tmp_path}") as relay:
         worker = Worker(relay)
         request = Request(worker.app, b"", {}, path="/events")
@@ -149,7 +147,7 @@ async def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None
         assert f"id: {relay.epoch}-2".encode() in request.content
 
 
-def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
+def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path):
     relay = Relay(f"file://{tmp_path}")
     for options in ({"epoch": "e"}, {"thresholds": ThresholdPurgatory()}):
         with pytest.raises(TypeError, match="give neither with it"):
