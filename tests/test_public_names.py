@@ -22,6 +22,16 @@ EXTRAS = [
     *("asyncpg", "opentelemetry", "pandas", "prometheus_client", "pyarrow", "pyspark", "pytest"),
     *("redis", "rich", "sse_starlette", "starlette", "uvicorn", "uvloop"),
 ]
+NEEDED = [
+    ("sse_starlette", "import purgatory.asgi.sse", "pip install '.[asgi]' in a clone"),
+    ("fastapi", "import purgatory.asgi.fastapi", "pip install fastapi"),
+    ("pyarrow", "import purgatory.journal", "pip install '.[journal]' in a clone"),
+    ("redis", "relay.Relay('redis://host')", "pip install '.[redis]' in a clone"),
+    ("asyncpg", "relay.Relay('postgresql://host')", "pip install '.[postgresql]' in a clone"),
+    ("nats", "relay.Relay('nats://host')", "pip install '.[nats]' in a clone"),
+    ("rich", "sys.exit(top.main(['http://h']))", "purgatory.top needs rich: pip install '.[top]'"),
+]
+"""Modules, code that needs them, and what it says without them."""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -98,3 +108,11 @@ except AttributeError as error:
 """
     expected = "module 'purgatory.asgi' has no attribute 'consoles'\n"
     assert program("-c", code).stdout == expected
+
+
+@pytest.mark.parametrize(("module", "code", "hint"), NEEDED)
+def test_error_names_extra_that_is_missing(module, code, hint, program):
+    start = f"import sys; sys.modules[{module!r}] = None; from purgatory import relay, top"
+    errors = program("-c", f"{start}; {code}", status=1).stderr
+    assert hint in errors
+    assert code.startswith("sys.exit") == (errors.count("\n") == 1)  # a program, in one line

@@ -192,17 +192,3 @@ async def test_invalid_option_is_refused_before_registration():
             with pytest.raises(ValueError, match=f"{complaint} {value}"):
                 await Request(news.app).done()
             assert news.polls.open == 0
-
-
-@pytest.mark.parametrize(
-    ("extra", "module", "hint"),
-    [
-        ("sse_starlette", "sse", "pip install '.[asgi]' in a clone"),
-        ("fastapi", "fastapi", "pip install fastapi"),
-    ],
-)
-def test_missing_extra_names_its_installation(extra, module, hint, program):
-    code = (
-        f"import sys, purgatory.asgi; sys.modules['{extra}'] = None; import purgatory.asgi.{module}"
-    )
-    assert hint in program("-c", code, status=1).stderr

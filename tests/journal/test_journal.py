@@ -363,14 +363,6 @@ def test_bad_limit_is_refused_before_anything_is_made(tmp_path, name, values, co
     assert not (tmp_path / "new").exists()
 
 
-def test_import_without_pyarrow_names_the_extra(program):
-    done = program(
-        "-c", "import sys; sys.modules['pyarrow'] = None; import purgatory.journal", status=1
-    )
-
-    assert "pip install '.[journal]' in a clone" in done.stderr
-
-
 FORKING = """
 import asyncio, os, sys
 from purgatory import Cause, OperationState, Purgatory

@@ -162,19 +162,3 @@ def test_address_is_understood(url, known, hosts, shown):
     assert hosts_of(known) == hosts
     assert without_password(url) == shown
     assert repr(open_store(url, "test").address) == repr(shown)
-
-
-def test_missing_client_error_names_the_extra(program):
-    code = """if True:
-        import sys
-        sys.modules["redis"] = sys.modules["asyncpg"] = None
-        from purgatory.relay import Relay
-        for url in ("redis://host", "postgresql://host"):
-            try:
-                Relay(url)
-            except ImportError as error:
-                print(error)
-    """
-    printed = program("-c", code).stdout
-    assert "pip install '.[redis]' in a clone" in printed
-    assert "pip install '.[postgresql]' in a clone" in printed

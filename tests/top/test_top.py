@@ -373,10 +373,3 @@ def test_a_screen_longer_than_the_terminal_scrolls():
     for top_line, last in ((3, "88 more lines"), (90, "1 more line"), (91, "scroll")):
         *shown, keys = _follow.visible(lines, top_line, 10)
         assert shown == lines[top_line : top_line + 9] and keys.plain.endswith(last)
-
-
-def test_missing_rich_is_an_error_of_one_line(program):
-    code = "import sys; sys.modules['rich'] = None; from purgatory.top import main; main()"
-    errors = program("-c", code, "http://127.0.0.1:1/").stderr
-    assert errors.startswith("purgatory.top needs rich: pip install '.[top]'")
-    assert errors.count("\n") == 1
