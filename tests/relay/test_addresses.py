@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable
 
 import pytest
 from ports import free_port
@@ -41,28 +40,13 @@ async def check(url: str) -> None:
         assert await there.wait("a", version - 1) >= version
 
 
-FORMS: dict[str, tuple[Callable[[str], str], ...]] = {
-    "redis": (lambda url: url.replace("redis", "valkey"),),
-    "postgresql": (
-        lambda url: url.replace("postgresql", "postgres"),
-        lambda url: url.replace("postgresql", "postgresql+asyncpg"),
-        lambda url: url.replace("127.0.0.1", f"127.0.0.1:{free_port()},127.0.0.1"),
-    ),
-    "nats": (
-        lambda url: url.replace("nats", "NATS"),
-        lambda url: url.replace("127.0.0.1", f"127.0.0.1:{free_port()},127.0.0.1"),
-    ),
-}
-"""Further schemes, and a dead host before the living one."""
-
-
 async def test_each_form_of_address_is_used(server, ipv6):
     async with Proxy(server, ipv6).serving() as url:
         assert "://[::1]:" in url or "@[::1]:" in url
         assert "://[::1]:" in repr(Relay(url))
         await check(url)
-    for form in FORMS[server.url.partition(":")[0]]:
-        await check(form(server.url))
+    if "redis" not in server.url:  # several hosts, of which the first one is dead
+        await check(server.url.replace("127.0.0.1", f"127.0.0.1:{free_port()},127.0.0.1"))
 
 
 @pytest.mark.parametrize("announced", [[], ["--cluster-announce-ip", "::1"]])

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from helpers import until
 from relay_waits import knows
-from servers import SERVERS, TIMEOUT, served
+from servers import TIMEOUT
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
@@ -152,15 +152,9 @@ async def test_outbox_keeps_what_is_noted_while_announcing(tmp_path, code, order
     assert orders.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
 
 
-@pytest.fixture(scope="module", params=[SERVERS["postgresql"], SERVERS["pgbouncer"]])
-def postgres(request, tmp_path_factory):
-    with served(request.param, tmp_path_factory.mktemp("postgres")) as server:
-        yield server.url
-
-
 @contextlib.asynccontextmanager
-async def table(postgres: str) -> AsyncIterator[Any]:
-    connection: Any = await asyncpg.connect(postgres)
+async def table(url: str) -> AsyncIterator[Any]:
+    connection: Any = await asyncpg.connect(url)
     try:
         await connection.execute("DROP TABLE IF EXISTS orders")
         await connection.execute(SCHEMA)
@@ -170,17 +164,19 @@ async def table(postgres: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["before", "after", "committed"])
 async def test_transaction_announces_exactly_what_it_commits(postgres, code, place):
     block: ModuleType = load(code / "in_one_transaction.py")
-    async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
+    url = postgres.url
+    async with Relay(url, timeout=TIMEOUT) as relay, table(url) as connection:
         seen = await relay.version("orders/7")
         async with waiting(relay, seen) as task:
             ending: Any = Ending(relay, place)
             if place == "committed":
                 await block.pay(connection, relay, 7)
             else:
-                worker = await asyncpg.connect(postgres)
+                worker = await asyncpg.connect(url)
                 await end_worker(ending, block.pay(worker, ending, 7), worker)
             found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
             if place == "committed":
