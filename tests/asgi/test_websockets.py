@@ -51,7 +51,8 @@ class Board(Service):
 
 
 @pytest.mark.parametrize("query", [b"", b"poll=first"])
-async def test_satisfied_wait_keeps_message_order(query):
+@pytest.mark.parametrize("ending", [Ending.SATISFIED, Ending.GONE])
+async def test_ended_wait_keeps_message_order(query, ending):
     board = Board()
     socket = Socket(board.app, query)
     spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, text("three")]
@@ -59,50 +60,15 @@ async def test_satisfied_wait_keeps_message_order(query):
     await iterations(30)
     assert board.polls.open == 1
     assert socket.messages.empty()
-    board.satisfy()
-    await iterations(30)
+    if ending is Ending.SATISFIED:
+        board.satisfy()
+        await iterations(30)
     socket.say(LEFT)
     await socket.task
-    assert board.endings == [Ending.SATISFIED]
+    assert board.endings == [ending]
+    closes = [each["code"] for each in socket.answer if each["type"] == "websocket.close"]
+    assert closes == [1000] * (ending is Ending.SATISFIED)  # a disconnect is not answered
     assert board.received == [{"type": "websocket.connect"}, *spoken, LEFT, LEFT]
-    board.check_nothing_is_left()
-
-
-@on_virtual_time
-@pytest.mark.parametrize(
-    ("query", "end", "ending", "code"),
-    [
-        (b"wait=5", "", Ending.DEADLINE, 1000),
-        (b"", "leave", Ending.GONE, 1001),
-        (b"", "stop", Ending.STOPPING, 1012),
-        (b"wait=soon", "", Ending.REFUSED, 1008),
-        (b"", "full", Ending.REFUSED, 1013),
-    ],
-)
-async def test_each_ending_has_the_code_to_close_with(query, end, ending, code):
-    board = Board(max_open=1)
-    if end == "full":
-        Socket(board.app, b"wait=50")
-        await asyncio.sleep(1)
-
-    socket = Socket(board.app, query)
-    await asyncio.sleep(10)
-    if end == "stop":
-        board.polls.stop()
-    if end == "leave":
-        socket.say(text("bye"), LEFT)
-    await iterations(10)
-    assert [(each.ending, each.close_code) for each in board.outcomes] == [(ending, code)]
-    board.polls.stop()
-    if end == "leave":  # its own close is not answered by ours
-        assert [message["type"] for message in socket.answer] == ["websocket.accept"]
-        await socket.task
-        assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
-    else:
-        assert socket.answer[-1]["code"] == code
-        socket.say(LEFT)
-        await socket.task
-        await iterations(10)
     board.check_nothing_is_left()
 
 

@@ -13,7 +13,7 @@ from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Change, Relay
-from purgatory.relay._nats import MAX_ROWS_PER_READ, NatsStore
+from purgatory.relay._nats import NatsStore
 
 pytestmark = pytest.mark.slow
 
@@ -57,23 +57,6 @@ async def test_foreign_stream_is_left_alone(server, config):
         assert after["state"]["messages"] == 0
     finally:
         await ask(server, f"STREAM.DELETE.{config['name']}")
-
-
-async def test_what_has_changed_is_read_in_portions(server):
-    store = NatsStore(server.url, f"test{next(prefixes)}")
-    await store.open()
-    keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ + 100)]
-    for first in range(0, len(keys), 100):
-        await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
-    found: dict[str, int] = {}
-    since, reads, has_more = 0, 0, True
-    while has_more:
-        result = await store.read((), since)
-        found.update(result.versions)
-        since, has_more, reads = result.position, result.has_more, reads + 1
-    assert found == dict.fromkeys(keys, 1)
-    assert reads == 3
-    await store.close()
 
 
 async def test_values_beyond_servers_limit_are_refused(server):
