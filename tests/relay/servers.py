@@ -67,18 +67,6 @@ class FileStore:
         with closing(sqlite3.connect(path, timeout=TIMEOUT)) as database, database:
             yield database
 
-    def back_up(self) -> Callable[[], None]:
-        """Backs up the database; returns a function that restores it."""
-        backup = sqlite3.connect(":memory:", check_same_thread=False)
-        with self.database() as database:
-            database.backup(backup)
-
-        def restore() -> None:
-            with self.database() as database, closing(backup):
-                backup.backup(database)
-
-        return restore
-
     def delete_rows(self, *keys: str) -> None:
         with self.database() as database:
             database.executemany("DELETE FROM versions WHERE key = ?", [(key,) for key in keys])

@@ -5,8 +5,10 @@ import asyncio
 import re
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -142,9 +144,12 @@ def at_once(lose: Callable[[Any], object]) -> Loss:
 
 def file_restored(store: FileStore) -> Iterator[None]:
     """Positions fall as well, so each message looks like a late one."""
-    restore = store.back_up()
+    backup = sqlite3.connect(":memory:", check_same_thread=False)
+    with store.database() as database:
+        database.backup(backup)
     yield
-    restore()
+    with store.database() as database, closing(backup):
+        backup.backup(database)
 
 
 def older_dump(redis: RedisServer) -> Iterator[None]:
