@@ -89,14 +89,14 @@ constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_key
 
 
 class Link:
-    """The place of an operation in a `WatchList`."""
+    """The place of an operation in a `WatchList`. Without an `__init__`, whose call would be a
+    quarter of `WatchLists.join`."""
 
     __slots__ = ("after", "before", "operation")
 
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
-        self.before: Link | None = None
-        self.after: Link | None = None
+    operation: Operation
+    before: "Link | None"
+    after: "Link | None"
 
 
 @final
@@ -113,7 +113,9 @@ class WatchList:
     __slots__ = ("first", "last", "links", "untried")
 
     def __init__(self, operation: Operation) -> None:
-        link = Link(operation)
+        link = Link()
+        link.operation = operation
+        link.before = link.after = None
         self.links = {operation: link}
         self.first: Link | None = link
         self.last: Link | None = link
@@ -155,10 +157,12 @@ class WatchLists(dict[Hashable, Any]):
                     if waiting.__class__ is not WatchList:
                         self.listed(key)
                         continue
-                    link = Link(operation)
+                    link = Link()
                     last = waiting.last
                     if last is not None:  # else a finalizer has emptied it
+                        link.operation = operation
                         link.before = last
+                        link.after = None
                         last.after = waiting.last = waiting.links[operation] = link
                         if waiting.untried is None:
                             waiting.untried = link
