@@ -12,7 +12,6 @@ from shards import (
     LABEL,
     Model,
     Operation,
-    Outcome,
     Signal,
     Stored,
     operations_batch,
@@ -173,14 +172,3 @@ def test_keys_and_ids_leave_the_state(forget_after):
 
     assert most["ids"] <= 19 * 30 and shard.counts.completed == 1900
     assert (most["values"] <= 19 * 30) == (forget_after is not None)
-
-
-def test_signal_among_many_pending_completes_one(monkeypatch):
-    for module in (_rows, _state):
-        monkeypatch.setattr(module, "MAX_ROWS", 10_000)
-    monkeypatch.setattr(_state, "MAX_ENTRIES_PER_PAGE", 64)
-    shard = Stored()
-    shard.step(*(operation(f"o{n}", ((f"k{n}", 1),), deadline=10**6) for n in range(5000)), now=1)
-
-    assert shard.step(Signal("k7", 1, 2), now=2) == [Outcome("completed", "o7", 2, ("k7",))]
-    assert shard.rows("waiting") == 4999

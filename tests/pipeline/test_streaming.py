@@ -1,8 +1,8 @@
 """The stream job without Spark: a query that fails, options, and its page for this machine alone."""
 
 import socket
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -66,29 +66,25 @@ def test_failed_query_stops_the_sending_query(monkeypatch):
     sending.stop.assert_called_once_with()
 
 
-def test_slow_worker_restarts_the_query_a_few_times(monkeypatch, capsys):
-    errors = iter([StreamingQueryException("Python worker failed to connect back."), None])
-    tries: list[object] = []
+SLOW = "Python worker failed to connect back."
 
-    def follow(job: Job, decided: object) -> None:
-        tries.append(decided)
-        if error := next(errors):
-            raise error
 
+@pytest.mark.parametrize(
+    ("errors", "starts", "complaint"),
+    [
+        ([SLOW], 2, None),
+        (["the disk is full"], 1, "disk"),
+        ([SLOW] * 99, _job.MAX_STARTS, "connect"),
+    ],
+)
+def test_slow_worker_restarts_the_query(errors, starts, complaint, monkeypatch):
+    follow = MagicMock(side_effect=[*map(StreamingQueryException, errors), None])
     monkeypatch.setattr(Job, "_follow", follow)
-    job: Any = job_of(MagicMock(), FOLDER)
 
-    job._decide("query")
-    assert tries == ["query"] * 2 and "restarting" in capsys.readouterr().out
+    with pytest.raises(StreamingQueryException, match=complaint) if complaint else nullcontext():
+        job_of(MagicMock(), FOLDER)._decide(MagicMock())
 
-    errors = iter([StreamingQueryException("the disk is full")])
-    with pytest.raises(StreamingQueryException, match="disk"):
-        job._decide("query")
-
-    errors = (StreamingQueryException("failed to connect back") for _ in range(99))
-    with pytest.raises(StreamingQueryException, match="connect"):
-        job._decide("query")
-    assert len(tries) == 3 + _job.MAX_STARTS
+    assert follow.call_count == starts
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,17 @@ def progress(
     at: int,
     operations: dict[str, Any],
     signals: dict[str, Any],
-    rows: tuple[int, int] | None = None,
-    newest: tuple[int | None, int | None] = (None, None),
+    counted: list[tuple[int, int | None]] | None = None,
     watermark: int = 0,
     due: int | None = None,
 ) -> dict[str, Any]:
-    """Spark's progress of a trigger at an instant; of one that found nothing if `rows` is None."""
+    """Spark's progress of a trigger at an instant, with the number and the newest instant of the
+    rows of each input; of one that found nothing if they are None."""
     observed = {}
-    if rows is not None:
+    if counted is not None:
         observed = {
             OBSERVED_INPUTS[name]: Row(rows=count, newest=at)
-            for name, count, at in zip(INPUTS, rows, newest, strict=True)
+            for name, (count, at) in zip(INPUTS, counted, strict=True)
         }
         observed["purgatory_outcomes"] = Row(registered=0, due_6=due)
     return {
@@ -127,13 +127,13 @@ def test_input_read_to_latest_offset_is_idle():
     shared = source("a", 1, 2, 2)  # with rows of the other input
     silent = keeper()
     for second in (0, 60):
-        silent.update(progress(after(second), shared, shared, (0, 0)))
+        silent.update(progress(after(second), shared, shared, [(0, None)] * 2))
 
     assert silent.take_ticks(after(20_000)) == dict.fromkeys(INPUTS, NOW)
     behind = source("a", 1, 2, 3)
     silent = keeper()
     for second in (0, 60):
-        silent.update(progress(after(second), behind, behind, (1, 1), (NOW, NOW)))
+        silent.update(progress(after(second), behind, behind, [(1, NOW)] * 2))
 
     assert silent.take_ticks(after(20_000)) == {}
 
@@ -141,10 +141,10 @@ def test_input_read_to_latest_offset_is_idle():
 def test_event_time_names_silent_input_and_its_silence():
     silent = keeper()
     assert silent.now() == StreamTime(None, None, None)
-    silent.update(progress(NOW, UNREAD, UNREAD, (3, 3), (NOW, NOW)))
+    silent.update(progress(NOW, UNREAD, UNREAD, [(3, NOW)] * 2))
     assert silent.now() == StreamTime(None, None, None)
 
-    silent.update(progress(after(5), UNREAD, READ, (3, 0), (after(5), None), watermark=NOW))
+    silent.update(progress(after(5), UNREAD, READ, [(3, after(5)), (0, None)], watermark=NOW))
     assert silent.now() == StreamTime(NOW / 1000, "signals", NOW / 1000)
 
 
@@ -187,14 +187,9 @@ class Stream:
 
     def start(self) -> None:
         """Starts the query, from its checkpoint."""
-        due = None if self.shard.next_at is None else -(-self.shard.next_at // 1000)
-        self.keeper = Timekeeper(
-            FOLDER,
-            idle=self.idle / 1000,
-            delay=self.delay / 1000,
-            reads_all=self.limit >= EVERYTHING,
-            due={LABEL: due},
-        )
+        reads_all, due = self.limit >= EVERYTHING, {LABEL: self.due()}
+        idle, delay = self.idle / 1000, self.delay / 1000
+        self.keeper = Timekeeper(FOLDER, idle=idle, delay=delay, reads_all=reads_all, due=due)
         self.newest = dict.fromkeys(INPUTS, 0)
 
     def trigger(self, seconds: float, killed: bool) -> None:
@@ -209,8 +204,8 @@ class Stream:
                 )
                 for name in INPUTS
             }
-            is_read_up = ends == self.read and self.ticks_read == len(self.ticks)
-            if is_read_up and self.last_watermark == self.watermark:
+            now = (ends, len(self.ticks), self.watermark)
+            if now == (self.read, self.ticks_read, self.last_watermark):
                 self.tell(began, ends, None)
                 self.clock += round(seconds * SECOND)
                 return
@@ -220,45 +215,34 @@ class Stream:
         self.clock += round(seconds * SECOND)
         if killed:  # nothing of it was committed
             return
-        self.decided += self.run(self.batch)
+        now = self.batch["watermark"] * 1000
+        new = [row for name in INPUTS for row in self.rows(name, self.batch["ends"])]
+        self.decided += self.shard.step(*new, before=now, now=now)
         ends, ticks, self.batch = self.batch["ends"], self.batch["ticks"], None
         self.last_watermark = self.watermark
-        newest: dict[str, int | None] = {}
-        rows = {}
+        counted = []
         for name in INPUTS:
-            new = self.rows(name, ends)
-            times = [self.at(row) // 1000 for row in new]
-            newest[name], rows[name] = max(times, default=None), len(new)
+            times = [self.at(row) // 1000 for row in self.rows(name, ends)]
+            counted.append((len(times), max(times, default=None)))
             times += [at for input_, at in self.ticks[self.ticks_read : ticks] if input_ == name]
             self.newest[name] = max(self.newest[name], *times, 0)
         self.watermark = max(self.watermark, min(self.newest.values()) - self.delay)
-        self.tell(began, ends, (rows, newest))
+        self.tell(began, ends, counted)
         self.read, self.ticks_read = ends, ticks
-
-    def run(self, batch: dict[str, Any]) -> list[Outcome]:
-        now = batch["watermark"] * 1000
-        new = [row for name in INPUTS for row in self.rows(name, batch["ends"])]
-        return self.shard.step(*new, before=now, now=now)
 
     def rows(self, name: str, ends: dict[str, int]) -> list[Any]:
         arrived = self.arrivals[name][self.read[name] : ends[name]]
         return [each.row for each in arrived if each.row is not None]
 
     def tell(self, began: int, ends: dict[str, int], counted: Any) -> None:
-        rows, newest = counted or (None, None)
-        due = self.shard.next_at
         sources = [source(name, self.read[name], ends[name]) for name in INPUTS]
-        self.keeper.update(
-            progress(
-                began,
-                *sources,
-                rows=None if rows is None else tuple(rows.values()),
-                newest=(None, None) if newest is None else tuple(newest.values()),
-                watermark=max(self.last_watermark, 0),
-                due=NOTHING_DUE if due is None else -(-due // 1000),
-            )
-        )
+        watermark, due = max(self.last_watermark, 0), self.due()
+        due = NOTHING_DUE if due is None else due
+        self.keeper.update(progress(began, *sources, counted, watermark, due))
         self.ticks += self.keeper.take_ticks(self.clock).items()
+
+    def due(self) -> int | None:
+        return None if self.shard.next_at is None else -(-self.shard.next_at // 1000)
 
     @staticmethod
     def at(row: Any) -> int:
