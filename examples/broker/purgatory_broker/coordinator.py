@@ -196,17 +196,17 @@ class Coordinator:
         return None
 
     def _replace(self, group: Group, old: Member, new: Member) -> None:
-        """A static member is back under a new id. There is no rebalance if that is all that has
-        changed."""
+        """A static member is back under a new id. There is no rebalance unless the group selects
+        another protocol with what it supports now."""
         is_leader, new.assignment = group.leader == old.member_id, old.assignment
         self._respond(group, old, {"error_code": ErrorCode.fenced_instance_id})
         group.remove(old)
         self.cancel_heartbeat(group, old.member_id)
         group.leader = new.member_id if is_leader else group.leader
-        if group.state is not State.STABLE or old.protocols != new.protocols:
+        group.add(new)
+        if group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
             self._rebalance(group, new)
             return
-        group.add(new)
         self.save(group)
         # A member that knows that it is the leader would assign partitions anew, and no other
         # member would get that assignment.

@@ -135,9 +135,9 @@ class Group:
         self.generation_id += 1
         self.pending_sync = set(self.members)
         self.state = State.COMPLETING if self.members else State.EMPTY
-        self.protocol_name = self._select_protocol() if self.members else None
+        self.protocol_name = self.select_protocol() if self.members else None
 
-    def _select_protocol(self) -> str:
+    def select_protocol(self) -> str:
         """Each member votes for the first of its protocols that all support; the one with the most
         votes is taken."""
         members = self.members.values()

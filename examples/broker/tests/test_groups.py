@@ -19,7 +19,7 @@ class Member:
         self, client: Direct, instance: str | None = None, protocols: tuple[str, ...] = ("range",)
     ) -> None:
         self.client, self.instance, self.protocols = client, instance, protocols
-        self.id, self.generation = "", -1
+        self.id, self.generation, self.metadata = "", -1, b"\xff"  # which need not be text
         self.joined: Any = None
 
     @property
@@ -30,8 +30,7 @@ class Member:
     def join(self, version: int | None = None, group: str = "group") -> "asyncio.Future[Any]":
         timing = {"session_timeout": SESSION, "rebalance_timeout": REBALANCE}
         fields = {name: timedelta(seconds=value) for name, value in timing.items()}
-        # Metadata need not be text.
-        protocols = [{"name": name, "metadata": b"\xff"} for name in self.protocols]
+        protocols = [{"name": name, "metadata": self.metadata} for name in self.protocols]
         fields |= {**self.identity, "group_id": group, "protocols": protocols}
         return self.client.send("join_group", version, protocol_type="consumer", **fields)
 
@@ -271,7 +270,7 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         leader = await form(*((one, two) if number == 1 else (two, one)))
         assert leader is (one if number == 1 else two)
         old, assignment = two.id, b"for " + two.id.encode()
-        two.id = ""
+        two.id, two.metadata = "", b"\xfe"  # Java's has what the member owns
         await two.join_group()
         assert two.id != old and two.generation == 1
         if leader is two:  # it must not assign anew: no other member would get that assignment
@@ -285,6 +284,17 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         response = await client.ask("leave_group", group_id="group", members=[by_name])
         assert response.members[0].error_code.name == "none"
         assert await one.heartbeat() == "rebalance_in_progress"
+
+
+async def test_static_member_with_other_protocols_causes_rebalance() -> None:
+    async with running_broker(topics=()) as client:
+        one, two = (Member(client, name, ("a", "b")) for name in ("one", "two"))
+        await form(one, two)
+        two.id, two.protocols = "", ("b",)
+        coming = two.join()
+        assert await one.heartbeat() == "rebalance_in_progress"
+        await one.join_group()
+        assert [(await coming).protocol_name, one.joined.protocol_name] == ["b", "b"]
 
 
 async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None:
