@@ -400,22 +400,6 @@ async def test_wait_beyond_its_request_ends_at_stop(way, is_held):
 
 
 @on_virtual_time
-@pytest.mark.parametrize(
-    ("query", "headers", "seconds", "applied"),
-    [
-        (b"", {"Prefer": "wait=nonsense"}, 30.0, None),
-        (b"wait=0.25", {}, 0.25, "wait=0.25"),
-        (b"wait=inf", {}, 60.0, "wait=60"),
-        (b"", {"Prefer": "respond-async, wait=600"}, 60.0, "wait=60"),
-    ],
-)
-async def test_requested_wait_is_capped_and_reported(query, headers, seconds, applied):
-    service = Service(max_wait=60, default_wait=30)
-    request = await Request(service.app, query, headers).done()
-    assert (now(), request.headers.get("preference-applied")) == (seconds, applied)
-
-
-@on_virtual_time
 async def test_spread_shortens_waits_and_never_extends():
     service = Service(spread=1 / 16)
     ends = []
