@@ -6,7 +6,6 @@ the store may lose everything or go backwards.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +83,6 @@ class Process:
     waits: list[Wait] = field(default_factory=list)
     request: ReadRequest | None = None
     result: ReadResult | None = None
-    answered: Any = None
     changed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -340,130 +338,66 @@ def test_waits_end_by_next_read_and_never_early(examples):
     Simulation.TestCase("runTest").runTest()
 
 
-# One thing at a time
-
-Step = Callable[[Process], Any]
+# Numbers and bounds
 
 
-def begin(process: Process) -> None:
-    process.request = process.follower.begin_read()
+def read(process: Process, epoch: str, position: int, **versions: int) -> ReadRequest:
+    request = process.follower.begin_read()
+    process.follower.on_read(request, ReadResult(epoch, position, versions))
+    return request
 
 
-def ends(epoch: str, position: int, is_incomplete: bool = False, **versions: int) -> Step:
-    """A read ends with this answer."""
-    result = ReadResult(epoch, position, versions, is_incomplete=is_incomplete)
-    return lambda process: process.follower.on_read(process.request, result)
-
-
-def read(epoch: str, position: int, is_incomplete: bool = False, **versions: int) -> Step:
-    end = ends(epoch, position, is_incomplete, **versions)
-    return lambda process: (begin(process), end(process))
-
-
-def change(after: int, position: int, **versions: int) -> Step:
-    return lambda process: process.follower.on_message(
-        ChangeMessage("e", after, position, versions)
-    )
-
-
-def wait(key: str, seen: int) -> Step:
-    return lambda process: process.wait(key, seen, 0)
-
-
-def calls(name: str, *arguments: Any) -> Step:
-    def step(process: Process) -> None:
-        process.answered = getattr(process.follower, name)(*arguments)
-
-    return step
-
-
-def process_at_7(*steps: Step) -> Process:
+def process_at_7() -> Process:
     """A process that is up to date at position 7, and waits for a version of `a` above 3."""
     process = Process()
-    first = calls("on_subscribed"), read("e", 7), wait("a", 3), read("e", 7, a=3)
-    for step in (*first, *steps):
-        step(process)
+    process.follower.on_subscribed()
+    read(process, "e", 7)
+    process.wait("a", 3, 0)
+    read(process, "e", 7, a=3)
+    assert process.follower.is_current and not process.follower.needs_read
     return process
 
 
-def fails(process: Process) -> None:
-    assert process.request is not None
-    process.follower.on_read_failed(process.request)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_message_missing_at_a_probe_was_lost(is_late):
+    process = process_at_7()
+    follower = process.follower
+    follower.resync()
+    read(process, "e", 8, a=4)
+    probe = follower.begin_probe()
+    if is_late:
+        follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
+    assert follower.on_probe(probe)
+    assert (follower.resyncs, follower.healed) == (1, 0 if is_late else 1)
 
 
-def reports_all(process: Process) -> None:
+def test_many_messages_out_of_order_cause_a_read():
+    follower = process_at_7().follower
+    for number in range(MAX_OUT_OF_ORDER + 1):
+        assert not follower.needs_read
+        follower.on_message(ChangeMessage("e", 8 + number, 9 + number, {}))
+    assert follower.needs_read and follower.has_gap
+
+
+def test_new_epoch_reports_all_keys_to_attached():
+    process = process_at_7()
     process.follower.reports_all_keys = True
-
-
-def case(*steps: Step, **expected: Any) -> tuple[tuple[Step, ...], dict[str, Any]]:
-    return steps, expected
-
-
-RESYNC, PROBE = calls("resync"), calls("begin_probe")
-LOWER, LATE = change(7, 8, a=1), change(2, 3, a=1)
-GAPS = [change(8 + number, 9 + number) for number in range(MAX_OUT_OF_ORDER + 1)]
-OVERTAKEN = change(8, 9, b=1), change(9, 11, c=1), change(7, 8, a=4)
-FILLED = change(8, 9, b=1), RESYNC, read("e", 9, a=4)
-RAISED = LATE, wait("a", 9), begin, change(7, 8, a=4), ends("e", 7, a=3)
-LEFT = wait("b", 0), wait("c", 0), calls("remove_waiter", "b")
-NEW_EPOCH = reports_all, calls("on_subscribed"), read("f", 9), read("f", 9, a=1, b=5, c=7)
-HEALED = RESYNC, read("e", 8, a=4), PROBE
-REREAD = wait("a", 4), begin, wait("a", 5), ends("e", 7, a=3)  # 5 was written after the read
-NO_POSITIONS = change(-1, 12, a=4)
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        case(is_current=True, needs_read=False),
-        # Late, repeated and overtaking messages
-        case(change(6, 7, a=3), LATE, results=[None], position=7, changed=[]),
-        case(change(8, 9, b=1), has_gap=True),
-        case(*OVERTAKEN, has_gap=False, position=11, changed=["b", "c", "a"]),
-        case(*FILLED, results=[4], has_gap=False, resyncs=1, healed=0, since=7),
-        case(*GAPS[:-1], needs_read=False),
-        case(*GAPS, needs_read=True),
-        # What has not arrived before a probe was lost
-        case(*HEALED, calls("on_probe", 1), healed=1, answered=True),
-        case(*HEALED, change(7, 8, a=4), calls("on_probe", 1), healed=0),
-        # A read decides whether a lower version is late, or was rolled back
-        case(LOWER, results=[None]),
-        case(LOWER, read("e", 8, a=3), epoch_to_end=None, needs_read=False, keys=("a",)),
-        case(LATE, read("e", 8, a=3), epoch_to_end=None, needs_read=False, keys=("a",)),
-        case(LOWER, read("e", 8, a=1), epoch_to_end="e"),
-        case(LATE, read("e", 8, a=1), epoch_to_end="e"),
-        case(LATE, read("e", 8, a=1), read("f", 8), read("f", 8, a=1), results=[1]),
-        case(calls("on_written", ChangeMessage("e", 6, 7, {"a": 3}), 7), epoch_to_end="e"),
-        # During a read
-        case(*RAISED, needs_read=False, results=[4, 4]),
-        case(*REREAD, results=[None, None, None]),
-        case(*REREAD, read("e", 9, a=5), results=[5, 5, None]),
-        case(RESYNC, read("e", 9, is_incomplete=True), begin, keys=("a",)),
-        case(*LEFT, begin, fails, begin, keys=("c",)),
-        case(*LEFT[:2], begin, *LEFT[2:], fails, begin, keys=("c",)),
-        # All keys of a new epoch
-        case(*NEW_EPOCH, since=0, changed=["a", "b", "c"], epoch="f", epochs=2),
-        # A store without positions is followed by reads
-        case(NO_POSITIONS, results=[4], position=7, latest=12),
-        case(NO_POSITIONS, RESYNC, read("e", 9), epoch_to_end="e", has_gap=False),
-    ],
-)
-def test_each_step_has_its_effects(steps, expected):
-    process = process_at_7(*steps)
-    found: dict[str, Any] = {"results": [wait.result for wait in process.waits]}
-    for name in expected.keys() - found:
-        owners = process.follower, process, process.request
-        found[name] = next(getattr(owner, name) for owner in owners if hasattr(owner, name))
-    assert {name: found[name] for name in expected} == expected
+    process.follower.on_subscribed()
+    read(process, "f", 9)
+    assert read(process, "f", 9, a=1, b=5, c=7).since == 0
+    assert (process.changed, process.follower.epochs) == (["a", "b", "c"], 2)
 
 
 def test_many_keys_are_read_and_rechecked_in_turn():
+    process = process_at_7()
+    follower = process.follower
+    follower.remove_waiter("a")
     keys = dict.fromkeys([f"key{number}" for number in range(2 * MAX_KEYS_PER_READ)], 0)
-    process = process_at_7(calls("remove_waiter", "a"), *(wait(key, 0) for key in keys))
+    for key in keys:
+        process.wait(key, 0, 0)
     asked: list[str] = []
-    for look in [RESYNC, RESYNC, calls("recheck"), calls("recheck")]:
-        look(process)
-        read("e", 7, **keys)(process)
-        assert process.request is not None and len(process.request.keys) == MAX_KEYS_PER_READ
-        asked += process.request.keys
+    for look in [follower.resync] * 2 + [follower.recheck] * 2:
+        look()
+        asked += read(process, "e", 7, **keys).keys
+        assert len(asked) % MAX_KEYS_PER_READ == 0
     assert asked == [*keys, *keys]
