@@ -7,7 +7,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -20,22 +20,18 @@ from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from asgi_modules import load
 from readme_blocks import ROOT, blocks
 
 PAGE = ROOT / "purgatory" / "relay" / "README.md"
-FILES = ("in_one_transaction", "own_versions", "outbox")
 SCHEMA = "CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, version INTEGER)"
 
 
-@pytest.fixture
-def code(tmp_path):
-    """A folder with the blocks of the page."""
-    for block in blocks(PAGE, "python"):
-        name = block.text.partition("\n")[0].removeprefix("# ").removesuffix(".py")
-        if name in FILES:
-            (tmp_path / f"{name}.py").write_text(block.text, encoding="utf-8")
-    return tmp_path
+def page(name: str) -> Any:
+    """The names in a block of the page."""
+    [text] = [each.text for each in blocks(PAGE, "python") if each.text.startswith(f"# {name}.py")]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return SimpleNamespace(**names)
 
 
 @pytest.fixture
@@ -79,8 +75,8 @@ async def waiting(relay: Relay, seen: int) -> AsyncIterator[asyncio.Task[int]]:
     await asyncio.wait([task])
 
 
-async def test_row_version_is_read_despite_lost_bump(url, code, orders):
-    block = load(code / "own_versions.py")
+async def test_row_version_is_read_despite_lost_bump(url, orders):
+    block = page("own_versions")
     async with Relay(url, timeout=TIMEOUT) as relay:
         relay.attach(block.changes)
 
@@ -104,8 +100,8 @@ async def test_row_version_is_read_despite_lost_bump(url, code, orders):
 
 
 @pytest.mark.parametrize("place", ["committed", "before", "after"])
-async def test_outbox_announces_after_crash(url, code, orders, place):
-    block = load(code / "outbox.py")
+async def test_outbox_announces_after_crash(url, orders, place):
+    block = page("outbox")
     orders.execute(block.TABLE)
     orders.commit()
     noted = "SELECT count(*) FROM outbox"
@@ -126,8 +122,8 @@ async def test_outbox_announces_after_crash(url, code, orders, place):
             announcing.cancel()
 
 
-async def test_outbox_keeps_what_is_noted_while_announcing(tmp_path, code, orders):
-    block = load(code / "outbox.py")
+async def test_outbox_keeps_what_is_noted_while_announcing(tmp_path, orders):
+    block = page("outbox")
     orders.execute(block.TABLE)
     block.pay(orders, 7)
 
@@ -166,8 +162,8 @@ async def table(url: str) -> AsyncIterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["before", "after", "committed"])
-async def test_transaction_announces_exactly_what_it_commits(postgres, code, place):
-    block: ModuleType = load(code / "in_one_transaction.py")
+async def test_transaction_announces_exactly_what_it_commits(postgres, place):
+    block = page("in_one_transaction")
     url = postgres.url
     async with Relay(url, timeout=TIMEOUT) as relay, table(url) as connection:
         seen = await relay.version("orders/7")
