@@ -72,15 +72,6 @@ async def test_each_wait_gets_what_there_is(relay, is_followed):
             assert await there.bump("a") == await other == 8
 
 
-@on_both_loops
-async def test_wait_beyond_fresh_write_of_another_process_continues(relay):
-    async with relay() as here, relay() as there:
-        for number in range(1, 30):
-            assert await here.bump("a") == number
-            with pytest.raises(TimeoutError):
-                await there.wait("a", number, 0.005)
-
-
 def deafen(relay: Relay) -> None:
     """Has a relay lose all messages about keys."""
     relay._follower.on_message = lambda _: None
