@@ -203,7 +203,8 @@ class Coordinator:
         group.remove(old)
         self.cancel_heartbeat(group, old.member_id)
         group.leader = new.member_id if is_leader else group.leader
-        group.add(new)
+        if group.state is State.STABLE:
+            group.add(new)
         if group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
             self._rebalance(group, new)
             return

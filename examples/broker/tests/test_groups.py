@@ -286,10 +286,14 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         assert await one.heartbeat() == "rebalance_in_progress"
 
 
-async def test_static_member_with_other_protocols_causes_rebalance() -> None:
+@pytest.mark.parametrize("has_assignments", [True, False])
+async def test_static_member_with_other_protocols_causes_rebalance(has_assignments: bool) -> None:
     async with running_broker(topics=()) as client:
         one, two = (Member(client, name, ("a", "b")) for name in ("one", "two"))
-        await form(one, two)
+        if has_assignments:
+            await form(one, two)
+        else:
+            await asyncio.gather(one.join_group(), two.join_group())
         two.id, two.protocols = "", ("b",)
         coming = two.join()
         assert await one.heartbeat() == "rebalance_in_progress"
