@@ -12,13 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from loops import on_virtual_time
 
-from purgatory.asgi._request import (
-    READ_AHEAD,
-    Client,
-    query_parameter,
-)
-
-LEFT = {"type": "http.disconnect"}
+from purgatory.asgi._request import READ_AHEAD, Client, query_parameter
 
 
 class Listener:
@@ -42,33 +36,6 @@ def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request, L
     client = Client(request.receive, read_ahead)
     client.add_listener(listener)
     return client, request, listener
-
-
-async def test_messages_read_ahead_keep_their_order():
-    client, request, listener = client_and_request()
-    end = {"type": "http.request", "body": b"", "more_body": False}
-    messages = [end | {"body": b"part", "more_body": True}, end, {"type": "http.new"}, end]
-    for message in messages:
-        request.messages.put_nowait(message)
-    await iterations(20)
-    assert (request.messages.empty(), client.disconnected, listener.notified) == (True, False, [])
-    request.leave()
-    await iterations(20)
-    assert (client.disconnected, listener.notified) == (True, ["left"])
-    assert [await client.receive() for _ in range(6)] == [*messages, LEFT, LEFT]
-
-
-async def test_there_is_one_reader_however_many_ask():
-    client, request, listener = client_and_request()
-    asking = [asyncio.create_task(client.receive()) for _ in range(4)]
-    await iterations(3)
-    asking.pop(0).cancel()
-    request.body(b"one", more=True)
-    request.body(b"two", more=True)
-    await iterations(20)
-    request.leave()
-    assert [(await task).get("body") for task in asking] == [b"one", b"two", None]
-    assert (listener.notified, request.most_readers) == (["left"], 1)
 
 
 async def test_cancelled_reader_hands_over():
