@@ -1,18 +1,17 @@
 """The fixtures of the broker's tests. Tests that are coroutine functions run on virtual time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, kafka_broker_settings  # noqa: F401
+from raw import Direct, running_broker
 from requirements import CLIENTS, left_out_without
 from tiers import mark_nightly
 
 from purgatory.testing import VirtualTimeLoop
 
-collect_ignore = left_out_without(
-    CLIENTS, "test_clients.py", "test_exactly_once.py", "test_faults.py"
-)
+collect_ignore = left_out_without(CLIENTS, "test_exactly_once.py", "test_librdkafka.py")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,3 +41,10 @@ def nothing_is_reported() -> Iterator[None]:
     reports.clear()
     yield
     assert reports == []
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Direct]:
+    """A client of a new broker with a topic, without a network."""
+    async with running_broker() as client:
+        yield client

@@ -1,4 +1,5 @@
-"""The commands of programs with unmodified clients: confluent-kafka, and Java's own from Maven."""
+"""The commands of the programs of `matrix`, with unmodified clients: confluent-kafka, and Java's own
+from Maven."""
 
 import os
 import shutil
@@ -18,7 +19,7 @@ JAVA_OPTIONS: Final = (
     "-Dorg.slf4j.simpleLogger.showThreadName=false",
 )
 JDK: Final = "Java 17 with its compiler: apt-get install openjdk-17-jdk-headless"
-PROGRAMS: Final = {"confluent-kafka": "by_confluent_kafka.py", "Java": "ByJava.java"}
+PROGRAMS: Final = {"confluent-kafka": "transform.py", "Java": "ByJava.java"}
 
 
 def command(client: str, version: str = JAVA_CLIENTS[-1]) -> list[str]:

@@ -1,5 +1,4 @@
-"""Faults on demand: of single requests on virtual time, and as a test with real clients asks for
-them."""
+"""Faults on demand: of single requests on virtual time, and over HTTP."""
 
 import asyncio
 import json
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from brokers import program
-from confluent_kafka import Consumer, Producer
 from purgatory_broker.faults import BY_ITEM, BY_PARTITION
 from purgatory_broker.testing import BrokerThread
 from purgatory_broker.wire import APIS
@@ -37,14 +35,13 @@ async def send(client: Direct) -> tuple[str, int]:
     return outcome
 
 
-async def test_fault_for_all_requests_stays_until_cleared() -> None:
-    async with running_broker() as client:
-        client.broker.faults.fail("produce", "kafka_storage_error", times=None)
-        assert [await send(client) for _ in range(20)] == [("kafka_storage_error", -1)] * 20
-        with pytest.raises(ConnectionError, match="KAFKA_STORAGE_ERROR, as a test has asked for"):
-            await client.ask("produce", **produce_fields("topic", ONE, acks=0))
-        client.broker.faults.clear()
-        assert await send(client) == ("none", 0)
+async def test_fault_for_all_requests_stays_until_cleared(client: Direct) -> None:
+    client.broker.faults.fail("produce", "kafka_storage_error", times=None)
+    assert [await send(client) for _ in range(20)] == [("kafka_storage_error", -1)] * 20
+    with pytest.raises(ConnectionError, match="KAFKA_STORAGE_ERROR, as a test has asked for"):
+        await client.ask("produce", **produce_fields("topic", ONE, acks=0))
+    client.broker.faults.clear()
+    assert await send(client) == ("none", 0)
 
 
 RESOURCES = [{"resource_type": 2, "resource_name": "topic", "configs": []}]
@@ -80,28 +77,28 @@ def test_what_has_errors_by_item_is_offered() -> None:
     assert {*BY_ITEM, *BY_PARTITION} <= {api.name for api in APIS.values()}
 
 
-async def test_delayed_request_is_handled_at_once() -> None:
-    async with running_broker() as client:
-        loop = asyncio.get_running_loop()
-        client.broker.faults.delay("produce", 5)
-        late, begun = client.send("produce", **produce_fields("topic", ONE)), loop.time()
-        assert await client.fetch("topic", 0) == [("none", len(ONE))]
-        assert produced(await late) == [("none", 0)]
-        assert 5 <= loop.time() - begun <= 5.01
-        client.broker.faults.delay("metadata", 2)
-        begun = loop.time()
-        await client.ask("metadata", topics=None)
-        assert 2 <= loop.time() - begun <= 2.01
+async def test_delayed_request_is_handled_at_once(client: Direct) -> None:
+    loop = asyncio.get_running_loop()
+    client.broker.faults.delay("produce", 5)
+    late, begun = client.send("produce", **produce_fields("topic", ONE)), loop.time()
+    assert await client.fetch("topic", 0) == [("none", len(ONE))]
+    assert produced(await late) == [("none", 0)]
+    assert 5 <= loop.time() - begun <= 5.01
+    client.broker.faults.delay("metadata", 2)
+    begun = loop.time()
+    await client.ask("metadata", topics=None)
+    assert 2 <= loop.time() - begun <= 2.01
 
 
 @pytest.mark.parametrize(("handled", "offset"), [(False, 0), (True, 1)])
-async def test_dropped_request_closes_its_connection(handled: bool, offset: int) -> None:
-    async with running_broker() as client:
-        client.broker.faults.drop("produce", handled=handled)
-        match = "produce gets no response, as a test has asked for"
-        with pytest.raises(ConnectionError, match=match):
-            await send(client)
-        assert await send(client) == ("none", offset)
+async def test_dropped_request_closes_its_connection(
+    client: Direct, handled: bool, offset: int
+) -> None:
+    client.broker.faults.drop("produce", handled=handled)
+    match = "produce gets no response, as a test has asked for"
+    with pytest.raises(ConnectionError, match=match):
+        await send(client)
+    assert await send(client) == ("none", offset)
 
 
 async def test_what_cannot_be_asked_for_is_refused() -> None:
@@ -132,44 +129,6 @@ def test_broker_of_the_fixture_is_empty_again(kafka_broker: BrokerThread, number
         assert client.produce("topic", ONE) == [("none", 0)]
         kafka_broker.fail("produce", "REQUEST_TIMED_OUT", times=2)
         assert client.produce("topic", ONE) == [("request_timed_out", -1)]
-
-
-def test_idempotent_producer_survives_lost_responses(kafka_broker: BrokerThread) -> None:
-    options = {"bootstrap.servers": kafka_broker.address, "log_level": 0, "linger.ms": 0}
-    options |= {"retry.backoff.ms": 10, "reconnect.backoff.ms": 10}
-    producer = Producer({**options, "enable.idempotence": True})
-    offsets: list[int] = []
-    for number in range(5):
-        if number == 1:
-            kafka_broker.drop("produce", handled=True)
-        if number == 2:
-            kafka_broker.fail("produce", "NOT_ENOUGH_REPLICAS", times=3)
-        note = lambda _, message: offsets.append(message.offset())  # noqa: E731
-        producer.produce("topic", str(number), partition=0, on_delivery=note)
-        assert producer.flush(TIMEOUT) == 0
-    assert offsets == [0, 1, 2, 3, 4]
-
-
-def test_a_member_that_expires_joins_again(kafka_broker: BrokerThread) -> None:
-    options = {"bootstrap.servers": kafka_broker.address, "log_level": 0}
-    timing = {"auto.offset.reset": "earliest", "heartbeat.interval.ms": 100}
-    consumer = Consumer({**options, **timing, "group.id": "group"})
-    events: list[str] = []
-    consumer.subscribe(
-        ["^topic"],
-        **{
-            f"on_{event}": lambda *_, event=event: events.append(event)
-            for event in ("assign", "revoke", "lost")
-        },
-    )
-    Producer({"bootstrap.servers": kafka_broker.address}).list_topics("topic", TIMEOUT)
-    while "assign" not in events:
-        consumer.poll(0.05)
-    kafka_broker.expire("group")
-    while events.count("assign") < 2:
-        consumer.poll(0.05)
-    assert events[:2] == ["assign", "lost"]
-    consumer.close()
 
 
 @pytest.mark.slow

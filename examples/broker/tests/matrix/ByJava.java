@@ -21,7 +21,11 @@ import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.OutOfOrderSequenceException;
 import org.apache.kafka.common.errors.ProducerFencedException;
 
-/** Java's client, feature by feature: java ByJava.java ADDRESS FEATURE. See by_confluent_kafka.py. */
+/**
+ * Java's client, feature by feature: java ByJava.java ADDRESS FEATURE. It ends with 0 if its client behaves as
+ * expected, and otherwise prints the error in its words. Instead of a feature, "transform" is what test_exactly_once
+ * kills.
+ */
 public class ByJava {
     static final long TIMEOUT = 30_000_000_000L;
     static final long START = 1_700_000_000_000L;
