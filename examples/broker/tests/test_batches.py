@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from cramjam import lz4, snappy, zstd
-from raw import make_batch, running_broker
+from raw import Direct, make_batch, running_broker
 
 
 def xerial(data: bytes, size: int = 40) -> bytes:
@@ -64,8 +64,7 @@ def refused() -> Iterator[tuple[bytes, str]]:
             yield batch, "unknown_server_error"
 
 
-async def test_unfit_batch_gets_kafkas_error() -> None:
-    async with running_broker() as client:
-        for batch, error in refused():
-            assert await client.produce("topic", batch) == [(error, -1)], batch[:100]
-        assert await client.produce("topic", make_batch(b"one")) == [("none", 0)]
+async def test_unfit_batch_gets_kafkas_error(client: Direct) -> None:
+    for batch, error in refused():
+        assert await client.produce("topic", batch) == [(error, -1)], batch[:100]
+    assert await client.produce("topic", make_batch(b"one")) == [("none", 0)]

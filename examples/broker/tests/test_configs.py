@@ -75,49 +75,48 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), PROBLEMS)
-async def test_values_are_checked_as_by_kafka(name: str, value: str, problem: str) -> None:
-    async with running_broker([]) as client:
-        code, message = await create(client, **{"max.compaction.lag.ms": "5", name: value})
-        assert code == "invalid_config" and problem in str(message)
+async def test_values_are_checked_as_by_kafka(
+    client: Direct, name: str, value: str, problem: str
+) -> None:
+    code, message = await create(client, **{"max.compaction.lag.ms": "5", name: value})
+    assert code == "invalid_config" and problem in str(message)
 
 
-async def test_single_values_are_altered() -> None:
-    async with running_broker([]) as client:
-        await create(client, retention_ms="5")
-        changes = ("retention.ms", SET, "7"), ("cleanup.policy", APPEND, "compact")
-        assert await alter(client, *changes) == ("none", None)
-        assert await shown(client) == {"retention.ms": "7", "cleanup.policy": "delete,compact"}
-        changes = ("retention.ms", DELETE, None), ("cleanup.policy", SUBTRACT, "delete")
-        assert await alter(client, *changes) == ("none", None)
-        assert await shown(client) == {"cleanup.policy": "compact"}
-        for change in (
-            ("retention.ms", SET, "x"),
-            ("retention.ms", SET, None),
-            ("retention.ms", APPEND, "1"),
-            ("no.such", SET, "1"),
-            ("no.such", DELETE, None),
-        ):
-            code, _ = await alter(client, change, ("max.message.bytes", SET, "1"))
-            assert code == "invalid_config", change
-        assert (await alter(client, ("retention.ms", 9, "1")))[0] == "invalid_request"
-        code, _ = await alter(client, ("num.partitions", SET, "1"), resource=BROKER)
-        assert code == "invalid_request"
-        assert await shown(client) == {"cleanup.policy": "compact"}
+async def test_single_values_are_altered(client: Direct) -> None:
+    await create(client, retention_ms="5")
+    changes = ("retention.ms", SET, "7"), ("cleanup.policy", APPEND, "compact")
+    assert await alter(client, *changes) == ("none", None)
+    assert await shown(client) == {"retention.ms": "7", "cleanup.policy": "delete,compact"}
+    changes = ("retention.ms", DELETE, None), ("cleanup.policy", SUBTRACT, "delete")
+    assert await alter(client, *changes) == ("none", None)
+    assert await shown(client) == {"cleanup.policy": "compact"}
+    for change in (
+        ("retention.ms", SET, "x"),
+        ("retention.ms", SET, None),
+        ("retention.ms", APPEND, "1"),
+        ("no.such", SET, "1"),
+        ("no.such", DELETE, None),
+    ):
+        code, _ = await alter(client, change, ("max.message.bytes", SET, "1"))
+        assert code == "invalid_config", change
+    assert (await alter(client, ("retention.ms", 9, "1")))[0] == "invalid_request"
+    code, _ = await alter(client, ("num.partitions", SET, "1"), resource=BROKER)
+    assert code == "invalid_request"
+    assert await shown(client) == {"cleanup.policy": "compact"}
 
 
-async def test_the_whole_configuration_is_altered_or_only_checked() -> None:
-    async with running_broker([]) as client:
-        await create(client, retention_ms="5", segment_ms="7")
-        for is_only_checked, expected in (
-            (True, {"retention.ms": "5", "segment.ms": "7"}),
-            (False, {"retention.ms": "6"}),
-        ):
-            asked = {"resource_type": TOPIC, "resource_name": "t"}
-            asked |= {"configs": [{"name": "retention.ms", "value": "6"}]}
-            fields = {"resources": [asked], "validate_only": is_only_checked}
-            (altered,) = (await client.ask("alter_configs", **fields)).responses
-            assert altered.error_code.name == "none"
-            assert await shown(client) == expected
+async def test_the_whole_configuration_is_altered_or_only_checked(client: Direct) -> None:
+    await create(client, retention_ms="5", segment_ms="7")
+    for is_only_checked, expected in (
+        (True, {"retention.ms": "5", "segment.ms": "7"}),
+        (False, {"retention.ms": "6"}),
+    ):
+        asked = {"resource_type": TOPIC, "resource_name": "t"}
+        asked |= {"configs": [{"name": "retention.ms", "value": "6"}]}
+        fields = {"resources": [asked], "validate_only": is_only_checked}
+        (altered,) = (await client.ask("alter_configs", **fields)).responses
+        assert altered.error_code.name == "none"
+        assert await shown(client) == expected
 
 
 async def test_what_was_altered_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -149,35 +148,30 @@ def test_the_readme_has_a_row_for_each_name() -> None:
         }
 
 
-async def test_a_compacted_topic_refuses_records_without_a_key() -> None:
-    async with running_broker([]) as client:
-        await create(client, cleanup_policy="compact,delete")
-        for options in ({}, {"attributes": 1, "compress": gzip.compress}):
-            assert await send(client, b"v", **options) == ("invalid_record", -1)
-            assert (await send(client, b"v", key=b"k", **options))[0] == "none"
+async def test_a_compacted_topic_refuses_records_without_a_key(client: Direct) -> None:
+    await create(client, cleanup_policy="compact,delete")
+    for options in ({}, {"attributes": 1, "compress": gzip.compress}):
+        assert await send(client, b"v", **options) == ("invalid_record", -1)
+        assert (await send(client, b"v", key=b"k", **options))[0] == "none"
 
 
-async def test_records_get_the_time_of_the_append() -> None:
-    async with running_broker([]) as client:
-        await create(client, message_timestamp_type="LogAppendTime")
-        response = await client.ask(
-            "produce", **produce_fields("t", make_batch(b"a", b"b", time=5))
-        )
-        appended = response.responses[0].partition_responses[0].log_append_time
-        now = client.broker.clock.milliseconds()
-        assert now - 60_000 < appended.timestamp() * 1000 <= now + 1
-        milliseconds = round(appended.timestamp() * 1000)
-        found = [await client.list_offset("t", time) for time in (6, -3, now + 60_000)]
-        assert found == [(0, milliseconds), (0, milliseconds), (-1, -1)]
+async def test_records_get_the_time_of_the_append(client: Direct) -> None:
+    await create(client, message_timestamp_type="LogAppendTime")
+    response = await client.ask("produce", **produce_fields("t", make_batch(b"a", b"b", time=5)))
+    appended = response.responses[0].partition_responses[0].log_append_time
+    now = client.broker.clock.milliseconds()
+    assert now - 60_000 < appended.timestamp() * 1000 <= now + 1
+    milliseconds = round(appended.timestamp() * 1000)
+    found = [await client.list_offset("t", time) for time in (6, -3, now + 60_000)]
+    assert found == [(0, milliseconds), (0, milliseconds), (-1, -1)]
 
 
-async def test_times_too_far_away_are_refused() -> None:
-    async with running_broker([]) as client:
-        await create(client, message_timestamp_before_max_ms="60000")
-        now = client.broker.clock.milliseconds()
-        assert await send(client, b"v", time=now + 7_200_000) == ("invalid_timestamp", -1)
-        assert await send(client, b"v", time=now - 120_000) == ("invalid_timestamp", -1)
-        assert await send(client, b"v", time=now) == ("none", 0)
+async def test_times_too_far_away_are_refused(client: Direct) -> None:
+    await create(client, message_timestamp_before_max_ms="60000")
+    now = client.broker.clock.milliseconds()
+    assert await send(client, b"v", time=now + 7_200_000) == ("invalid_timestamp", -1)
+    assert await send(client, b"v", time=now - 120_000) == ("invalid_timestamp", -1)
+    assert await send(client, b"v", time=now) == ("none", 0)
 
 
 async def keys(client: Direct, offset: int = 0) -> list[tuple[int, bytes | None]]:
@@ -207,20 +201,24 @@ left at once, and a minute later."""
 
 @pytest.mark.parametrize(("configs", "given", "ages", "soon", "later"), CLEANED)
 async def test_cleaner_keeps_what_the_configuration_says(
-    configs: dict[str, str], given: str, ages: tuple[int | None], soon: str, later: str
+    client: Direct,
+    configs: dict[str, str],
+    given: str,
+    ages: tuple[int | None],
+    soon: str,
+    later: str,
 ) -> None:
-    async with running_broker([]) as client:
-        await create(client, **configs)
-        now = client.broker.clock.milliseconds()
-        for key, age in zip(given, ages, strict=True):
-            value, time = None if key.isupper() else b"v", -1 if age is None else now - 1000 * age
-            await send(client, value, key=key.lower().encode(), time=time)
-        for expected in (soon, later):
-            client.broker.cleaner.clean()
-            start, end = await span(client)
-            found = b"".join(key or b"" for _, key in await keys(client, start))
-            assert (found.decode(), end) == (expected, len(given))
-            client.broker.clock.offset += 61
+    await create(client, **configs)
+    now = client.broker.clock.milliseconds()
+    for key, age in zip(given, ages, strict=True):
+        value, time = None if key.isupper() else b"v", -1 if age is None else now - 1000 * age
+        await send(client, value, key=key.lower().encode(), time=time)
+    for expected in (soon, later):
+        client.broker.cleaner.clean()
+        start, end = await span(client)
+        found = b"".join(key or b"" for _, key in await keys(client, start))
+        assert (found.decode(), end) == (expected, len(given))
+        client.broker.clock.offset += 61
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

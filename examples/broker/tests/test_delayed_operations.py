@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from raw import (
+    Direct,
     at,
     fetch_fields,
     fetched,
@@ -56,15 +57,14 @@ async def test_fetch_limits_cut_at_whole_batches() -> None:
         assert await sizes(partition_bytes=1) == [size, 0]
 
 
-async def test_fetch_response_has_a_megabyte_at_most() -> None:
-    async with running_broker() as client:
-        huge = dict.fromkeys(("min_bytes", "max_bytes", "partition_bytes"), 1 << 30)
-        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60, **huge))
-        batch = make_batch(b"x" * 300_000)
-        for _ in range(4):
-            assert not waiting.done()
-            await client.produce("topic", batch)
-        assert fetched(waiting.result()) == [("none", 3 * len(batch))]
+async def test_fetch_response_has_a_megabyte_at_most(client: Direct) -> None:
+    huge = dict.fromkeys(("min_bytes", "max_bytes", "partition_bytes"), 1 << 30)
+    waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60, **huge))
+    batch = make_batch(b"x" * 300_000)
+    for _ in range(4):
+        assert not waiting.done()
+        await client.produce("topic", batch)
+    assert fetched(waiting.result()) == [("none", 3 * len(batch))]
 
 
 @pytest.mark.parametrize(
@@ -74,23 +74,23 @@ async def test_fetch_response_has_a_megabyte_at_most() -> None:
         (7, 1, "fetch_session_id_not_found"),
     ],
 )
-async def test_only_new_fetch_sessions_are_served(number: int, epoch: int, error: str) -> None:
-    async with running_broker() as client:
-        await client.produce("topic", ONE)
-        session = {"session_id": number, "session_epoch": epoch}
-        response = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), **session)
-        assert (response.error_code.name, response.session_id) == (error, 0)
-        assert fetched(response) == ([("none", len(ONE))] if error == "none" else [])
+async def test_only_new_fetch_sessions_are_served(
+    client: Direct, number: int, epoch: int, error: str
+) -> None:
+    await client.produce("topic", ONE)
+    session = {"session_id": number, "session_epoch": epoch}
+    response = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), **session)
+    assert (response.error_code.name, response.session_id) == (error, 0)
+    assert fetched(response) == ([("none", len(ONE))] if error == "none" else [])
 
 
-async def test_a_fetch_with_an_error_does_not_wait() -> None:
-    async with running_broker() as client:
-        await client.produce("topic", ONE)
-        for topic, error in (
-            ("topic", "offset_out_of_range"),
-            ("other", "unknown_topic_or_partition"),
-        ):
-            assert await timed(client.fetch(topic, 2, wait=60)) == ([(error, 0)], 0)
+async def test_a_fetch_with_an_error_does_not_wait(client: Direct) -> None:
+    await client.produce("topic", ONE)
+    for topic, error in (
+        ("topic", "offset_out_of_range"),
+        ("other", "unknown_topic_or_partition"),
+    ):
+        assert await timed(client.fetch(topic, 2, wait=60)) == ([(error, 0)], 0)
 
 
 async def test_deleted_topic_fails_its_operations() -> None:
@@ -172,59 +172,55 @@ async def test_deleted_records_wait_for_the_replicas() -> None:
         assert await delete("other") == (-1, "unknown_topic_or_partition")
 
 
-async def test_acks_of_zero_get_no_response() -> None:
-    async with running_broker() as client:
-        assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
-        with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
-            await client.ask("produce", **produce_fields("other", ONE, acks=0))
-        assert await client.produce("topic", ONE, acks=2) == [("invalid_required_acks", -1)]
+async def test_acks_of_zero_get_no_response(client: Direct) -> None:
+    assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
+    with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
+        await client.ask("produce", **produce_fields("other", ONE, acks=0))
+    assert await client.produce("topic", ONE, acks=2) == [("invalid_required_acks", -1)]
 
 
-async def test_repeated_batch_is_appended_once() -> None:
-    async with running_broker() as client:
+async def test_repeated_batch_is_appended_once(client: Direct) -> None:
 
-        async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
-            batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
-            (outcome,) = await client.produce("topic", batch)
-            return outcome
+    async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
+        batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
+        (outcome,) = await client.produce("topic", batch)
+        return outcome
 
-        for number in (*range(6), 5, 1, 3):
-            assert await send(number) == ("none", number)
-        out_of_order = ("out_of_order_sequence_number", -1)
-        assert await send(0) == out_of_order  # older than the last five batches
-        assert await send(7) == out_of_order
-        assert await send(6, count=3) == ("none", 6)
-        assert await send(6, count=2) == await send(1, epoch=1) == out_of_order
-        assert await send(0, epoch=1) == ("none", 9)
-        assert await send(9, epoch=0) == ("invalid_producer_epoch", -1)
-        assert (await client.list_offset("topic", -1))[0] == 10
-
-
-async def test_sequence_numbers_begin_again_after_the_last() -> None:
-    async with running_broker() as client:
-        last = 2**31 - 1
-        for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
-            batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
-            ((error, _),) = await client.produce("topic", batch)
-            assert error == "none"
+    for number in (*range(6), 5, 1, 3):
+        assert await send(number) == ("none", number)
+    out_of_order = ("out_of_order_sequence_number", -1)
+    assert await send(0) == out_of_order  # older than the last five batches
+    assert await send(7) == out_of_order
+    assert await send(6, count=3) == ("none", 6)
+    assert await send(6, count=2) == await send(1, epoch=1) == out_of_order
+    assert await send(0, epoch=1) == ("none", 9)
+    assert await send(9, epoch=0) == ("invalid_producer_epoch", -1)
+    assert (await client.list_offset("topic", -1))[0] == 10
 
 
-async def test_producer_is_forgotten_after_a_silent_day() -> None:
-    async with running_broker() as client:
-        producers = client.broker.topics.partition("topic", 0).producers
+async def test_sequence_numbers_begin_again_after_the_last(client: Direct) -> None:
+    last = 2**31 - 1
+    for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
+        batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
+        ((error, _),) = await client.produce("topic", batch)
+        assert error == "none"
 
-        async def send(producer: int, sequence: int) -> str:
-            batch = make_batch(b"v", producer=producer, epoch=0, sequence=sequence)
-            ((error, _),) = await client.produce("topic", batch)
-            return error
 
-        assert [await send(7, 0), await send(8, 0)] == ["none", "none"]
-        client.broker.clock.offset += 86_000
-        assert [await send(7, 1), await send(8, 9)] == ["none", "out_of_order_sequence_number"]
-        assert len(producers) == 2
-        client.broker.clock.offset += 1_000
-        assert [await send(7, 2), len(producers)] == ["none", 1]
-        assert [await send(8, 9), len(producers)] == ["none", 2]  # with any number, as in Kafka
+async def test_producer_is_forgotten_after_a_silent_day(client: Direct) -> None:
+    producers = client.broker.topics.partition("topic", 0).producers
+
+    async def send(producer: int, sequence: int) -> str:
+        batch = make_batch(b"v", producer=producer, epoch=0, sequence=sequence)
+        ((error, _),) = await client.produce("topic", batch)
+        return error
+
+    assert [await send(7, 0), await send(8, 0)] == ["none", "none"]
+    client.broker.clock.offset += 86_000
+    assert [await send(7, 1), await send(8, 9)] == ["none", "out_of_order_sequence_number"]
+    assert len(producers) == 2
+    client.broker.clock.offset += 1_000
+    assert [await send(7, 2), len(producers)] == ["none", 1]
+    assert [await send(8, 9), len(producers)] == ["none", 2]  # with any number, as in Kafka
 
 
 async def test_a_repeated_batch_waits_for_the_replicas_too() -> None:

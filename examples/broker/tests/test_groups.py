@@ -129,176 +129,167 @@ async def test_first_join_waits_for_others() -> None:
         assert {response.protocol_name for response in responses} == {"range"}
 
 
-async def test_a_rebalance_goes_through_all_its_states() -> None:
-    async with running_broker(topics=()) as client:
-        one, two = Member(client), Member(client)
-        assert await state(client) == "Dead"
-        coming = asyncio.create_task(one.join_group())
-        await asyncio.sleep(0.01)
-        assert await state(client) == "PreparingRebalance"
-        await coming
-        assert await state(client) == "CompletingRebalance"
-        await share(one)
-        assert await state(client) == "Stable"
-        assert await one.heartbeat() == "none"
-        coming = asyncio.create_task(two.join_group())
-        await asyncio.sleep(0.01)
-        assert await one.heartbeat() == "rebalance_in_progress"
-        # It may commit before it joins again.
-        assert await one.commit(1) == "unknown_topic_or_partition"
-        await asyncio.gather(one.join_group(), coming)
-        assert one.generation == two.generation == 2
-        await share(one, two)
-        assert (await two.leave()).members[0].error_code.name == "none"
-        assert await one.heartbeat() == "rebalance_in_progress"
-        await one.join_group()
-        await share(one)
-        await one.leave()
-        assert await state(client) == "Empty"
+async def test_a_rebalance_goes_through_all_its_states(client: Direct) -> None:
+    one, two = Member(client), Member(client)
+    assert await state(client) == "Dead"
+    coming = asyncio.create_task(one.join_group())
+    await asyncio.sleep(0.01)
+    assert await state(client) == "PreparingRebalance"
+    await coming
+    assert await state(client) == "CompletingRebalance"
+    await share(one)
+    assert await state(client) == "Stable"
+    assert await one.heartbeat() == "none"
+    coming = asyncio.create_task(two.join_group())
+    await asyncio.sleep(0.01)
+    assert await one.heartbeat() == "rebalance_in_progress"
+    # It may commit before it joins again.
+    assert await one.commit(1) == "none"
+    await asyncio.gather(one.join_group(), coming)
+    assert one.generation == two.generation == 2
+    await share(one, two)
+    assert (await two.leave()).members[0].error_code.name == "none"
+    assert await one.heartbeat() == "rebalance_in_progress"
+    await one.join_group()
+    await share(one)
+    await one.leave()
+    assert await state(client) == "Empty"
 
 
-async def test_silent_member_is_removed_after_its_session() -> None:
-    async with running_broker(topics=()) as client:
-        alive, silent = Member(client), Member(client)
-        await form(alive, silent)
-        seconds, _ = await removed_after(alive)
-        assert SESSION <= seconds <= SESSION + 1.1
-        await alive.join_group()
-        await share(alive)
-        assert await silent.heartbeat() == "unknown_member_id"
-        assert await silent.commit(1) == "unknown_member_id"
+async def test_silent_member_is_removed_after_its_session(client: Direct) -> None:
+    alive, silent = Member(client), Member(client)
+    await form(alive, silent)
+    seconds, _ = await removed_after(alive)
+    assert SESSION <= seconds <= SESSION + 1.1
+    await alive.join_group()
+    await share(alive)
+    assert await silent.heartbeat() == "unknown_member_id"
+    assert await silent.commit(1) == "unknown_member_id"
 
 
-async def test_member_that_misses_a_rebalance_is_removed() -> None:
-    async with running_broker(topics=()) as client:
-        joins, beats_only = Member(client), Member(client)
-        await form(joins, beats_only)
-        coming = asyncio.create_task(Member(client).join_group())
-        await asyncio.sleep(0.01)
-        joining = asyncio.create_task(joins.join_group())
-        seconds, error = await removed_after(beats_only)
-        assert error == "unknown_member_id"
-        assert REBALANCE - 0.1 <= seconds <= REBALANCE + 1.1
-        await asyncio.gather(joining, coming)
-        assert joins.generation == 2
+async def test_member_that_misses_a_rebalance_is_removed(client: Direct) -> None:
+    joins, beats_only = Member(client), Member(client)
+    await form(joins, beats_only)
+    coming = asyncio.create_task(Member(client).join_group())
+    await asyncio.sleep(0.01)
+    joining = asyncio.create_task(joins.join_group())
+    seconds, error = await removed_after(beats_only)
+    assert error == "unknown_member_id"
+    assert REBALANCE - 0.1 <= seconds <= REBALANCE + 1.1
+    await asyncio.gather(joining, coming)
+    assert joins.generation == 2
 
 
-async def test_member_that_misses_a_sync_is_removed() -> None:
-    async with running_broker(topics=()) as client:
-        asks, forgets = Member(client), Member(client)
-        await asyncio.gather(asks.join_group(), forgets.join_group())
-        leader, other = (asks, forgets) if asks.joined.leader == asks.id else (forgets, asks)
-        await leader.sync(asks, forgets)
-        seconds, _ = await removed_after(leader, other)
-        assert REBALANCE - 1.1 <= seconds <= REBALANCE + 1.1
-        assert await other.heartbeat() == "unknown_member_id"
+async def test_member_that_misses_a_sync_is_removed(client: Direct) -> None:
+    asks, forgets = Member(client), Member(client)
+    await asyncio.gather(asks.join_group(), forgets.join_group())
+    leader, other = (asks, forgets) if asks.joined.leader == asks.id else (forgets, asks)
+    await leader.sync(asks, forgets)
+    seconds, _ = await removed_after(leader, other)
+    assert REBALANCE - 1.1 <= seconds <= REBALANCE + 1.1
+    assert await other.heartbeat() == "unknown_member_id"
 
 
-async def test_pending_member_delays_one_session_at_most() -> None:
-    async with running_broker(topics=()) as client:
+async def test_pending_member_delays_one_session_at_most(client: Direct) -> None:
+    member = Member(client)
+    await form(member)
+    begun = now()
+    response = await Member(client).join()
+    assert response.error_code.name == "member_id_required"
+    await member.join_group()
+    assert SESSION <= now() - begun <= SESSION + 0.01
+
+
+async def test_old_versions_join_and_leave(client: Direct) -> None:
+    for version in range(4):
         member = Member(client)
-        await form(member)
-        begun = now()
-        response = await Member(client).join()
-        assert response.error_code.name == "member_id_required"
-        await member.join_group()
-        assert SESSION <= now() - begun <= SESSION + 0.01
+        response = await member.join(version)
+        assert response.error_code.name == "none"
+        member.take(response)
+        assert (await member.sync(member, version=0)).assignment == b"for " + member.id.encode()
+        assert (await member.leave(version=min(version, 2))).error_code.name == "none"
+        assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
 
 
-async def test_old_versions_join_and_leave() -> None:
-    async with running_broker(topics=()) as client:
-        for version in range(4):
-            member = Member(client)
-            response = await member.join(version)
-            assert response.error_code.name == "none"
-            member.take(response)
-            assert (await member.sync(member, version=0)).assignment == b"for " + member.id.encode()
-            assert (await member.leave(version=min(version, 2))).error_code.name == "none"
-            assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
+async def test_the_protocol_with_the_most_votes_is_taken(client: Direct) -> None:
+    members = [
+        Member(client, protocols=("a", "b", "c")),
+        Member(client, protocols=("b", "c")),
+        Member(client, protocols=("c", "b")),
+        Member(client, protocols=("b", "x", "c")),
+    ]
+    await form(*members)
+    assert {member.joined.protocol_name for member in members} == {"b"}
+    outsider = await Member(client, protocols=("x",)).join()
+    assert outsider.error_code.name == "inconsistent_group_protocol"
 
 
-async def test_the_protocol_with_the_most_votes_is_taken() -> None:
-    async with running_broker(topics=()) as client:
-        members = [
-            Member(client, protocols=("a", "b", "c")),
-            Member(client, protocols=("b", "c")),
-            Member(client, protocols=("c", "b")),
-            Member(client, protocols=("b", "x", "c")),
-        ]
-        await form(*members)
-        assert {member.joined.protocol_name for member in members} == {"b"}
-        outsider = await Member(client, protocols=("x",)).join()
-        assert outsider.error_code.name == "inconsistent_group_protocol"
+async def test_requests_unfit_for_the_group_are_refused(client: Direct) -> None:
+    member = Member(client)
+    await form(member)
+    assert await member.heartbeat(generation=0) == "illegal_generation"
+    assert await member.commit(1, generation=7) == "illegal_generation"
+    outsider = Member(client)
+    outsider.id = "nobody"
+    assert (await outsider.join()).error_code.name == "unknown_member_id"
+    assert await outsider.heartbeat() == "unknown_member_id"
+    assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"
+    # From outside the group, while it has members.
+    assert await Member(client).commit(1) == "unknown_member_id"
+    member.joined = replace(member.joined, protocol_name="other")
+    assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
 
 
-async def test_requests_unfit_for_the_group_are_refused() -> None:
-    async with running_broker(topics=()) as client:
-        member = Member(client)
-        await form(member)
-        assert await member.heartbeat(generation=0) == "illegal_generation"
-        assert await member.commit(1, generation=7) == "illegal_generation"
-        outsider = Member(client)
-        outsider.id = "nobody"
-        assert (await outsider.join()).error_code.name == "unknown_member_id"
-        assert await outsider.heartbeat() == "unknown_member_id"
-        assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"
-        # From outside the group, while it has members.
-        assert await Member(client).commit(1) == "unknown_member_id"
-        member.joined = replace(member.joined, protocol_name="other")
-        assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
-
-
-async def test_lost_sync_response_is_sent_again() -> None:
-    async with running_broker(topics=()) as client:
-        one, two = Member(client), Member(client)
-        leader = await form(one, two)
-        follower = two if leader is one else one
-        again = await follower.join()
-        assert (again.error_code.name, again.generation_id) == ("none", 1)
-        assert (await follower.sync()).assignment == b"for " + follower.id.encode()
-        assert await state(client) == "Stable"
-        joining = leader.join()  # a leader that joins again wants to assign anew
-        await asyncio.sleep(0.01)
-        assert not joining.done()
-        assert await state(client) == "PreparingRebalance"
+async def test_lost_sync_response_is_sent_again(client: Direct) -> None:
+    one, two = Member(client), Member(client)
+    leader = await form(one, two)
+    follower = two if leader is one else one
+    again = await follower.join()
+    assert (again.error_code.name, again.generation_id) == ("none", 1)
+    assert (await follower.sync()).assignment == b"for " + follower.id.encode()
+    assert await state(client) == "Stable"
+    joining = leader.join()  # a leader that joins again wants to assign anew
+    await asyncio.sleep(0.01)
+    assert not joining.done()
+    assert await state(client) == "PreparingRebalance"
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
-    async with running_broker(topics=()) as client:
-        one, two = Member(client, "one"), Member(client, "two")
-        leader = await form(*((one, two) if number == 1 else (two, one)))
-        assert leader is (one if number == 1 else two)
-        old, assignment = two.id, b"for " + two.id.encode()
-        two.id, two.metadata = "", b"\xfe"  # Java's has what the member owns
-        await two.join_group()
-        assert two.id != old and two.generation == 1
-        if leader is two:  # it must not assign anew: no other member would get that assignment
-            assert (two.joined.leader, two.joined.members) == (old, ())
-        assert (await two.sync()).assignment == assignment
-        ghost = Member(client, "two")
-        ghost.id, ghost.generation = old, 1
-        assert await ghost.heartbeat() == "fenced_instance_id"
-        assert await one.heartbeat() == "none"
-        by_name = {"member_id": "", "group_instance_id": "two"}
-        response = await client.ask("leave_group", group_id="group", members=[by_name])
-        assert response.members[0].error_code.name == "none"
-        assert await one.heartbeat() == "rebalance_in_progress"
+async def test_a_static_member_comes_back_to_its_place(client: Direct, number: int) -> None:
+    one, two = Member(client, "one"), Member(client, "two")
+    leader = await form(*((one, two) if number == 1 else (two, one)))
+    assert leader is (one if number == 1 else two)
+    old, assignment = two.id, b"for " + two.id.encode()
+    two.id, two.metadata = "", b"\xfe"  # Java's has what the member owns
+    await two.join_group()
+    assert two.id != old and two.generation == 1
+    if leader is two:  # it must not assign anew: no other member would get that assignment
+        assert (two.joined.leader, two.joined.members) == (old, ())
+    assert (await two.sync()).assignment == assignment
+    ghost = Member(client, "two")
+    ghost.id, ghost.generation = old, 1
+    assert await ghost.heartbeat() == "fenced_instance_id"
+    assert await one.heartbeat() == "none"
+    by_name = {"member_id": "", "group_instance_id": "two"}
+    response = await client.ask("leave_group", group_id="group", members=[by_name])
+    assert response.members[0].error_code.name == "none"
+    assert await one.heartbeat() == "rebalance_in_progress"
 
 
 @pytest.mark.parametrize("has_assignments", [True, False])
-async def test_static_member_with_other_protocols_causes_rebalance(has_assignments: bool) -> None:
-    async with running_broker(topics=()) as client:
-        one, two = (Member(client, name, ("a", "b")) for name in ("one", "two"))
-        if has_assignments:
-            await form(one, two)
-        else:
-            await asyncio.gather(one.join_group(), two.join_group())
-        two.id, two.protocols = "", ("b",)
-        coming = two.join()
-        assert await one.heartbeat() == "rebalance_in_progress"
-        await one.join_group()
-        assert [(await coming).protocol_name, one.joined.protocol_name] == ["b", "b"]
+async def test_static_member_with_other_protocols_causes_rebalance(
+    client: Direct, has_assignments: bool
+) -> None:
+    one, two = (Member(client, name, ("a", "b")) for name in ("one", "two"))
+    if has_assignments:
+        await form(one, two)
+    else:
+        await asyncio.gather(one.join_group(), two.join_group())
+    two.id, two.protocols = "", ("b",)
+    coming = two.join()
+    assert await one.heartbeat() == "rebalance_in_progress"
+    await one.join_group()
+    assert [(await coming).protocol_name, one.joined.protocol_name] == ["b", "b"]
 
 
 async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None:
@@ -350,22 +341,21 @@ async def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
 
 
-async def test_groups_are_described_and_deleted() -> None:
-    async with running_broker() as client:
-        member = Member(client)
-        await form(member)
-        (listed,) = (await client.ask("list_groups")).groups
-        assert (listed.group_id, listed.group_state) == ("group", "Stable")
-        (described,) = (await client.ask("describe_groups", groups=["group"])).groups
-        (shown,) = described.members
-        assert (shown.member_id, shown.client_id) == (member.id, "raw")
-        assert shown.client_host == "/127.0.0.1"
-        assert shown.member_assignment == b"for " + member.id.encode()
-        for error in ("non_empty_group", "none"):
-            (deleted,) = (await client.ask("delete_groups", groups_names=["group"])).results
-            assert deleted.error_code.name == error
-            await member.leave()
-        assert (await client.ask("list_groups")).groups == ()
+async def test_groups_are_described_and_deleted(client: Direct) -> None:
+    member = Member(client)
+    await form(member)
+    (listed,) = (await client.ask("list_groups")).groups
+    assert (listed.group_id, listed.group_state) == ("group", "Stable")
+    (described,) = (await client.ask("describe_groups", groups=["group"])).groups
+    (shown,) = described.members
+    assert (shown.member_id, shown.client_id) == (member.id, "raw")
+    assert shown.client_host == "/127.0.0.1"
+    assert shown.member_assignment == b"for " + member.id.encode()
+    for error in ("non_empty_group", "none"):
+        (deleted,) = (await client.ask("delete_groups", groups_names=["group"])).results
+        assert deleted.error_code.name == error
+        await member.leave()
+    assert (await client.ask("list_groups")).groups == ()
 
 
 async def test_unknown_topics_are_created_only_if_allowed() -> None:

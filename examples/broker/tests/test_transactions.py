@@ -120,18 +120,17 @@ async def committed(client: Direct) -> list[int]:
     return [partition.committed_offset for topic in found for partition in topic.partitions]
 
 
-async def test_records_are_readable_when_their_transaction_is_committed() -> None:
-    async with running_broker() as client:
-        producer = await TransactionalProducer(client).begun(records=2)
-        assert await stable(client) == (0, 0, [])
-        assert await stable(client, level=0) == (0, 2, None)
-        assert [await end(client, level) for level in (1, 0)] == [0, 2]
-        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
-        assert not waiting.done()
-        assert await producer.end() == "none"
-        assert waiting.done()
-        assert await stable(client) == (3, 3, [])
-        assert [await end(client, level) for level in (1, 0)] == [3, 3]
+async def test_records_are_readable_when_their_transaction_is_committed(client: Direct) -> None:
+    producer = await TransactionalProducer(client).begun(records=2)
+    assert await stable(client) == (0, 0, [])
+    assert await stable(client, level=0) == (0, 2, None)
+    assert [await end(client, level) for level in (1, 0)] == [0, 2]
+    waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
+    assert not waiting.done()
+    assert await producer.end() == "none"
+    assert waiting.done()
+    assert await stable(client) == (3, 3, [])
+    assert [await end(client, level) for level in (1, 0)] == [3, 3]
 
 
 async def test_fetch_lists_aborted_transactions() -> None:
@@ -199,22 +198,21 @@ async def test_offsets_are_committed_with_the_transaction(committed: bool) -> No
         assert await fetch(True) == ("none", 5 if committed else -1)
 
 
-async def test_offsets_of_an_earlier_generation_are_refused() -> None:
-    async with running_broker() as client:
-        member = Member(client, "static")
-        await member.join_group()
-        producer = TransactionalProducer(client)
-        await producer.init()
-        await client.ask("add_offsets_to_txn", **producer.identity, group_id="group")
+async def test_offsets_of_an_earlier_generation_are_refused(client: Direct) -> None:
+    member = Member(client, "static")
+    await member.join_group()
+    producer = TransactionalProducer(client)
+    await producer.init()
+    await client.ask("add_offsets_to_txn", **producer.identity, group_id="group")
 
-        for error, values in (
-            ("none", {"generation_id": member.generation, "member_id": member.id}),
-            ("none", {}),  # as by clients that do not know of members
-            ("illegal_generation", {"generation_id": 0, "member_id": member.id}),
-            ("unknown_member_id", {"generation_id": member.generation, "member_id": "nobody"}),
-            ("fenced_instance_id", {"group_instance_id": "static"}),
-        ):
-            assert await producer.commit(**values) == error
+    for error, values in (
+        ("none", {"generation_id": member.generation, "member_id": member.id}),
+        ("none", {}),  # as by clients that do not know of members
+        ("illegal_generation", {"generation_id": 0, "member_id": member.id}),
+        ("unknown_member_id", {"generation_id": member.generation, "member_id": "nobody"}),
+        ("fenced_instance_id", {"group_instance_id": "static"}),
+    ):
+        assert await producer.commit(**values) == error
 
 
 def prepare(broker: Broker, name: str) -> None:
