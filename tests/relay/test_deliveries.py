@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
+from flaky_store import FOREVER, FlakyStore
 from helpers import until
 from relay_waits import recorded, set_timeout
 from servers import TIMEOUT, on_both_loops
-from stub_store import FOREVER, StubStore
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.asgi import Ending, LongPolls, Outcome
 from purgatory.relay import Relay
-from purgatory.relay._store import NotWritten, Refused, open_store
 
 
 async def receives(relay: Relay, count: int = 1) -> None:
@@ -126,46 +125,22 @@ async def test_deliveries_of_one_iteration_are_few_writes(file_relay):
 # Lost answers
 
 
-class Flaky:
-    """A store whose `settle` fails as told: before or after it has settled."""
-
-    def __init__(self, store: Any, failures: list[str]) -> None:
-        self._store, self.failures = store, failures
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def settle(self, deliveries: Any, connection: Any = None) -> Any:
-        failure = self.failures.pop(0) if self.failures else ""
-        if failure == "before":
-            raise NotWritten("nothing was written")
-        if failure == "refused":
-            raise Refused("no permission")
-        answer = await self._store.settle(deliveries, connection)
-        if failure == "after":
-            raise RelayUnavailable("the answer was lost")
-        if failure == "hangs":
-            await asyncio.sleep(FOREVER)
-        return answer
-
-
 @pytest.mark.parametrize(
     "failures", [["before"], ["after"], ["after", "after", "before"], ["before", "after"]]
 )
 async def test_delivery_whose_answer_was_lost_is_true_once(tmp_path, failures):
-    url = f"file://{tmp_path}"
-    store: Any = Flaky(open_store(url, "purgatory"), list(failures))
-    async with Relay(store, timeout=TIMEOUT) as flaky, Relay(url) as other:
+    store: Any = FlakyStore(tmp_path, settle=list(failures))
+    async with Relay(store, timeout=TIMEOUT) as flaky, Relay(f"file://{tmp_path}") as other:
         assert await flaky.deliver("a", b"first", ttl=FOREVER) is True
         assert await other.deliver("a", b"second", ttl=FOREVER) is False
-        store.failures = list(failures)
+        store.failures["settle"] = list(failures)
         assert await flaky.deliver("a", b"third", ttl=FOREVER) is False
         assert await other.receive("a", 0) == b"first"
 
 
 async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
     async def deliver(failure: str, match: str) -> None:
-        store: Any = Flaky(open_store(f"file://{tmp_path}", "purgatory"), [failure] * 1_000)
+        store: Any = FlakyStore(tmp_path, settle=[failure] * 1_000)
         async with Relay(store, timeout=TIMEOUT) as relay:
             await set_timeout(relay, 2.0)
             with pytest.raises(RelayUnavailable, match=match):
@@ -180,8 +155,9 @@ async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
     await asyncio.gather(*(deliver(*item) for item in ends.items()))
 
 
-async def test_store_without_deliveries_says_so():
-    async with Relay(StubStore()) as relay:
+async def test_store_without_deliveries_says_so(tmp_path):
+    store: Any = FlakyStore(tmp_path, without="settle")
+    async with Relay(store) as relay:
         with pytest.raises(TypeError, match=r"deliver to 'a': .* takes no deliveries"):
             await relay.deliver("a", b"", ttl=1)
         with pytest.raises(TypeError, match=r"receive 'a': .* takes no deliveries"):

@@ -10,13 +10,13 @@ import time
 from typing import Any
 
 import pytest
+from flaky_store import FlakyStore
 from helpers import Probe, until
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
 from relay_waits import knows, recorded, set_timeout, started
 from servers import TIMEOUT, on_both_loops
-from stub_store import StubStore
 
 from purgatory import (
     OperationCancelled,
@@ -234,13 +234,14 @@ async def test_relay_is_used_while_open_on_its_loop(file_relay):
 
 @on_both_loops
 @pytest.mark.parametrize("interrupted", [False, True])
-async def test_cancelled_close_still_ends_operations_and_connections(interrupted):
-    store = StubStore(last_read=1)
+async def test_cancelled_close_still_ends_operations_and_connections(tmp_path, interrupted):
+    hanging, slow = ["hangs"] * 9, ["slow"]
+    store: Any = FlakyStore(tmp_path, read=["", *hanging], write=hanging, close=slow, listen=slow)
     relay = Relay(store, timeout=30)
     await relay.__aenter__()
     task = asyncio.create_task
     calls = [task(relay.version("a")), task(relay.bump("a")), task(relay.wait("a", 0))]
-    await until(lambda: store.reads > 1 and store.writes == 1)
+    await until(lambda: store.calls["read"] > 1 and store.calls["write"] == 1)
     calls += [task(relay.version("b")), task(relay.bump("b"))]
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(relay.aclose())
@@ -248,15 +249,17 @@ async def test_cancelled_close_still_ends_operations_and_connections(interrupted
     if interrupted:
         closing.cancel()
     await asyncio.wait([closing])
-    assert store.is_closed and closing.cancelled() is interrupted
+    assert store.calls["close"] == 1 and closing.cancelled() is interrupted
     async with asyncio.timeout(60):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 5
 
 
-def test_wait_with_closed_loop_stays_silent():
+def test_wait_with_closed_loop_stays_silent(tmp_path):
+    store: Any = FlakyStore(tmp_path, read=["", *["hangs"] * 9])
+
     async def begin() -> Any:
-        relay = Relay(StubStore(last_read=1))
+        relay = Relay(store)
         await relay.__aenter__()
         waiting = relay.wait("a", 0)
         waiting.send(None)
@@ -267,23 +270,25 @@ def test_wait_with_closed_loop_stays_silent():
     for task in asyncio.all_tasks(loop):
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0.05))
+    loop.run_until_complete(store.close())
     loop.close()
     waiting.close()
 
 
-async def test_unanswered_write_is_reported_as_perhaps_made():
-    async with Relay(StubStore(), timeout=TIMEOUT) as relay:
+async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
+    store: Any = FlakyStore(tmp_path, write=["hangs"])
+    async with Relay(store, timeout=TIMEOUT) as relay:
         await set_timeout(relay, 0.2)
         with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
             await relay.bump("a")
 
 
-async def test_a_made_up_probe_changes_nothing():
-    store = StubStore()
+async def test_a_made_up_probe_changes_nothing(tmp_path):
+    store: Any = FlakyStore(tmp_path, listen=[])
     async with Relay(store) as relay:
-        assert store.on_message is not None and relay._sync is not None
+        _, on_message = store.last["listen"]
         for number in ("", "x", "-1", "²", "9" * 5_000):
-            store.on_message(f'"{relay._sync._id}:{number}"')
+            on_message(f'"{relay._sync._id}:{number}"')
         assert relay.statistics().is_connected
 
 
