@@ -104,7 +104,7 @@ async def test_batches_of_one_request_share_a_limit() -> None:
 
 
 async def test_metadata_of_many_topics_takes_bounded_memory() -> None:
-    topics = [{"name": f"topic-{number:05}"} for number in range(90_000)]
+    topics = [{"name": f"topic-{number:05}"} for number in range(30_000)]
     async with running_broker() as client:
         frame = framed("metadata", topics=topics, allow_auto_topic_creation=True)
         responses: list[Any] = []
@@ -116,7 +116,7 @@ async def test_metadata_of_many_topics_takes_bounded_memory() -> None:
     assert len(client.broker.topics.by_name) == MAX_PARTITIONS
     assert codes.count(None) == MAX_PARTITIONS - 1  # one was there
     assert {code.name for code in codes if code is not None} == {"policy_violation"}
-    assert kept < 120 * MB and peak < 200 * MB  # 490 MB without a limit
+    assert kept < 90 * MB and peak < 110 * MB  # 154 MB without a limit
 
 
 async def test_partitions_of_all_topics_share_a_limit() -> None:
@@ -161,12 +161,12 @@ async def test_offset_of_a_repeated_partition_is_refused() -> None:
 
 
 async def test_many_topics_are_created_in_linear_time() -> None:
-    topics = [{"name": f"{number}", "num_partitions": 0} for number in range(90_000)]
+    topics = [{"name": f"{number}", "num_partitions": 0} for number in range(30_000)]
     async with running_broker() as client:
         before = time.process_time()
         frame = framed("create_topics", topics=topics)
         client.broker.handle(read_request(frame, LOCAL, PEER, lambda _: None))
-        assert time.process_time() - before < 20  # minutes if each name is compared with each
+        assert time.process_time() - before < 10  # much longer if each name is compared with each
 
 
 def test_negative_block_of_java_is_refused() -> None:
