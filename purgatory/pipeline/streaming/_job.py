@@ -89,12 +89,11 @@ class Job:
         options, spark = self.options, self.spark
         if options.available_now and options.idle is not None:
             raise ValueError("with --available-now there is no --idle: the run ends with the rows")
-        if options.out_topic and literal(options.out) != options.out:
-            # Spark would take uncommitted files there for outcomes.
-            raise ValueError(
-                f"with --out-topic, the name of --out must have none of * ? [ ] {{ }} and \\: "
-                f"{options.out!r} has"
-            )
+        if options.out_topic:  # Spark would take uncommitted files for outcomes
+            _check_name("--out with --out-topic", options.out)
+        if options.format != "kafka":  # Spark would read each file several times
+            _check_name("--operations", options.operations)
+            _check_name("--signals", options.signals)
         check_shards(spark, options.checkpoint, options.shards)
         check_out(options.out, options.checkpoint, spark)
         operations = self._read(options.operations, OPERATIONS)
@@ -146,14 +145,10 @@ class Job:
             return self._kafka().read(self.spark, where, schema)
         if options.format == "parquet":
             schema = _types_of(self.spark, where, schema)
-        elif literal(where) != where:
-            # A stream of an escaped name starts without any file; this fails if the folder does not
-            # exist.
-            self.spark.read.format("binaryFile").load(literal(where)).isEmpty()
         reader = self.spark.readStream.option("maxFileAge", MAX_FILE_AGE)
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)
-        return reader.schema(schema).format(options.format).load(literal(where))
+        return reader.schema(schema).format(options.format).load(where)
 
     def _reads_all(self) -> bool:
         """Whether each batch reads all rows that are there."""
@@ -269,11 +264,18 @@ class Job:
         )
 
 
+def _check_name(option: str, folder: str) -> None:
+    if literal(folder) != folder:
+        raise ValueError(
+            f"the name of {option} must have none of * ? [ ] {{ }} and \\, got {folder!r}"
+        )
+
+
 def _types_of(spark: SparkSession, folder: str, schema: StructType) -> StructType:
     """The columns of `schema` with their types in the present Parquet files of a folder, integers
     as the widest. Spark takes them from one file; another type in another file ends the query."""
     try:
-        found = spark.read.parquet(literal(folder)).schema
+        found = spark.read.parquet(folder).schema
     except AnalysisException as error:
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             return schema  # there is no file yet

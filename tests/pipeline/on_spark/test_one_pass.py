@@ -37,12 +37,16 @@ def test_report_finds_planted_faults_and_opens_offline(programs_on_spark, tmp_pa
 
 
 def test_late_rows_have_reasons_and_counts_add_up(spark, tmp_path):
-    tmp_path /= "a[1] {x,y}*? 100 %"  # no pattern; Spark does not find its state by itself
+    checkpoint = (
+        tmp_path / "a[1] {x,y}*? 100 %"
+    )  # no pattern; Spark does not find its state by itself
+    options = ("--format=json", f"--checkpoint={checkpoint}")
+    tmp_path /= "100 %"
     tmp_path.mkdir()
     paid, unpaid = waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y")
     put(tmp_path, "operations", paid, unpaid, waits("patient", 1, 500, "y"))
     put(tmp_path, "signals", happens("x", 5), happens("z", 60))
-    assert run(spark, tmp_path, "--format", "json") == 0
+    assert run(spark, tmp_path, *options) == 0
     assert [row[:2] for row in decided(spark, tmp_path)] == [
         ("paid", "completed"),
         ("unpaid", "expired"),
@@ -51,7 +55,7 @@ def test_late_rows_have_reasons_and_counts_add_up(spark, tmp_path):
     tardy, patient = waits("tardy", 2, 50, "x"), waits("patient", 100, 600, "x")
     put(tmp_path, "operations", tardy, patient, {"operation_id": "broken"})
     put(tmp_path, "signals", happens("y", 30), happens("z", 160))
-    assert run(spark, tmp_path, "--format", "json") == 0
+    assert run(spark, tmp_path, *options) == 0
 
     reasons = late(spark, tmp_path)
     assert [name for name, _ in reasons] == ["broken", "patient", "tardy", "y"]
@@ -64,10 +68,10 @@ def test_late_rows_have_reasons_and_counts_add_up(spark, tmp_path):
     ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
     # when the late signal was received
     assert (outcome, at // 1_000_000, keys) == ("completed", NOON + 60, ("y",))
-    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    account = reconcile(str(checkpoint), spark)
     assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
     assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)
 
     with pytest.raises(ShardsChanged, match=r"4 shards.*written with 2"):
-        run(spark, tmp_path, "--format", "json", "--shards", "4")
-    check_shards(spark, str(tmp_path / "checkpoint"), 2)
+        run(spark, tmp_path, *options, "--shards", "4")
+    check_shards(spark, str(checkpoint), 2)
