@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from java import JAVA_FOR_TESTS
 from pyspark.sql import SparkSession
 
 from purgatory.pipeline.streaming._command import add_arguments
 from purgatory.pipeline.streaming._job import Job
 
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A test ends before the better of Java's compilers would have paid."""
+JAVA_FOR_TESTS = {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
+"""Of the environment of a process that starts Java."""
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
 Row = dict[str, Any]
 DELAY = 6.0

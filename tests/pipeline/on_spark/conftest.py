@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from java import OPTIONS
 from pyspark.sql import SparkSession
 from requirements import unavailable
+from streams import JAVA_OPTIONS
 
 from purgatory.pipeline import _session
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
 
 SETTINGS = {
-    "spark.driver.extraJavaOptions": OPTIONS,
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.driver.memory": "1g",
     # planning anew and compiling take longer than so few rows
     "spark.sql.adaptive.enabled": "false",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from java import JAVA_FOR_TESTS
 from journals import Found, account, assert_tables_equal, check, damage, random_operations, write
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from streams import JAVA_FOR_TESTS
 
 from purgatory.pipeline.report._queries import TABLES
 from purgatory.pipeline.spark import read_journal, report
@@ -54,9 +54,13 @@ def test_report_leaves_the_session_as_it_was(spark, journal):
     before = state_of(session)
 
     read = read_journal(session, place)
-    found = collected(report(read.operations, read.checks, read))
+    made = report(read.operations, read.checks, read)
+    found = collected(made)
 
     assert_tables_equal(found, rows, checks)
+    for name in ("outcomes", "keys", "pending"):
+        plan = getattr(made, name)._jdf.queryExecution().executedPlan().toString()
+        assert "Python" not in plan and "Arrow" not in plan, name
     assert [Path(file).name for file in read.damaged] == ["bad.parquet"]
     counts = account(found["reconciliation"])
     assert counts["operations", "files unreadable"] == 1
@@ -81,16 +85,6 @@ def test_any_dataframes_make_the_same_tables(spark, journal):
     assert account(found["reconciliation"])["operations", "files"] == 0
 
 
-def test_report_plans_no_python(spark, journal):
-    place, _, _ = journal
-    read = read_journal(spark, place)
-    made = report(read.operations, read.checks, read)
-
-    for name in ("outcomes", "keys", "pending"):
-        plan = getattr(made, name)._jdf.queryExecution().executedPlan().toString()
-        assert "Python" not in plan and "Arrow" not in plan, name
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -112,7 +106,6 @@ def test_spark_connect_makes_the_same_tables(program, journal, tmp_path):
 import pickle
 from pyspark.sql import SparkSession
 from purgatory.pipeline.spark import read_journal, report
-from purgatory.pipeline.spark._journal import FOLDERS
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 read = read_journal(spark, "file://{place}")
 made = report(read.operations, read.checks, read)

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 import streams
-from java import JAVA_FOR_TESTS
 from journals import operation, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 600.0
 """Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
-MOMENTS = {"compact": "pyarrow.lib", "stream": "pyspark"}
-"""Programs, and a module of theirs whose import has just ended."""
 
 
 @contextmanager
@@ -59,7 +56,7 @@ def arguments(program: str, folder: Path) -> list[str]:
     }[program]
 
 
-@pytest.mark.parametrize(("program", "module"), MOMENTS.items())
+@pytest.mark.parametrize(("program", "module"), [("compact", "pyarrow.lib"), ("stream", "pyspark")])
 def test_ctrl_c_during_imports_prints_one_line(program, module, tmp_path):
     with started(*arguments(program, tmp_path), python=("-X", "importtime")) as process:
         assert process.stderr is not None
@@ -85,31 +82,25 @@ def test_ctrl_c_while_spark_starts_prints_one_line(program, seconds, tmp_path):
     assert (process.returncode, said) == (130, "interrupted\n")
 
 
-def test_spark_output_reaches_terminal_only_on_request(program, tmp_path):
-    write(tmp_path / "journal", "operations", "x", [operation(0)])
-    out = ("--out", tmp_path / "out", "--master", "local[1]")
-    environment = {**os.environ, **JAVA_FOR_TESTS}
-    report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", *out)
+def test_verbose_shows_the_output_of_spark(program, tmp_path):
+    write(tmp_path, "operations", "x", [operation(0)])
+    report = ("-m", "purgatory.pipeline", *arguments("report", tmp_path), "--verbose")
 
-    quiet = program(*report, env=environment, timeout=600)
-    verbose = program(*report, "--verbose", env=environment, timeout=600)
+    said = program(*report, env={**os.environ, **streams.JAVA_FOR_TESTS}, timeout=TIMEOUT)
 
-    assert quiet.stderr == ""
-    assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
-    assert "log4j" in verbose.stderr
-    assert [line.split(maxsplit=2)[2] for line in verbose.stdout.splitlines()[:3]] == [
+    assert "log4j" in said.stderr
+    assert [line.split(maxsplit=2)[2] for line in said.stdout.splitlines()[:3]] == [
         "starting", "reading", "tables",
     ]  # fmt: skip
 
 
 def test_failed_spark_start_is_reported_in_one_line(program, tmp_path):
-    write(tmp_path / "journal", "operations", "x", [operation(0)])
-    report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", "--out", tmp_path / "out")
-    failed = program(*report, "--master", "nonsense", status=1, timeout=600)
+    write(tmp_path, "operations", "x", [operation(0)])
+    report = ("-m", "purgatory.pipeline", *arguments("report", tmp_path), "--master=nonsense")
+
+    failed = program(*report, status=1, timeout=TIMEOUT)
 
     assert failed.stdout == ""
     [line] = failed.stderr.splitlines()
-    assert (
-        line.startswith("cannot start Spark on nonsense: ")
-        and "Master must either be yarn or start with" in line
-    )
+    assert line.startswith("cannot start Spark on nonsense: ")
+    assert "Master must either be yarn or start with" in line
