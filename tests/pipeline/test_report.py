@@ -242,21 +242,20 @@ def test_earlier_report_survives_later_failure(tmp_path, monkeypatch):
     assert [row.operations for row in table(out, "timeouts")] == [2]
 
 
-@pytest.mark.parametrize("folder", ["tables", "rejected"])
-def test_report_deletes_no_foreign_files(folder, tmp_path, capsys):
+def test_report_deletes_no_foreign_files(tmp_path, capsys):
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     assert program(journal, out) == program(journal, out) == 0
-    (out / folder / "mine.txt").write_text("precious")
+    (out / "tables" / "mine.txt").write_text("precious")
     capsys.readouterr()
 
     assert program(journal, out) == 1
 
     printed = (
-        f"cannot write to {str(out)!r}: 'mine.txt' in its folder {folder!r} is not of a report\n"
+        f"cannot write to {str(out)!r}: 'mine.txt' in its folder 'tables' is not of a report\n"
     )
     assert capsys.readouterr().err == printed
-    assert (out / folder / "mine.txt").read_text() == "precious"
+    assert (out / "tables" / "mine.txt").read_text() == "precious"
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
