@@ -18,25 +18,12 @@ from requirements import unavailable
 PAGE = (EXAMPLE / "FEATURES.md").read_text("utf-8")
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 """In the order of their numbers in the attributes of a batch, from 1 on."""
-FEATURES = {
-    "acks": "produce with `acks=all`, consume",
-    **{codec: f"batches compressed by {codec}" for codec in CODECS},
-    "headers": "headers of records",
-    "commit": "a group resumes at its committed offset",
-    "group": "members join and leave, and share the partitions",
-    "static": "a static member restarts without a rebalance",
-    "times": "offsets by time",
-    "idempotence": "idempotent producer",
-    "transactions": "transactions, with offsets; `read_committed`",
-    "topics": "create and delete topics, add partitions",
-    "configs": "alter and describe configs",
-    "delete-records": "delete records",
-    "delete-offsets": "delete offsets of a group",
-    "new-group": "the group protocol of KIP-848",
-    "tls": "TLS",
-    "sasl": "SASL/PLAIN",
-}
-"""The name of each on the page."""
+FEATURES = (
+    *("acks", *CODECS, "headers", "commit", "group", "static", "times", "idempotence"),
+    *("transactions", "topics", "configs", "delete-records", "delete-offsets"),
+    *("new-group", "tls", "sasl"),
+)
+"""What the program calls the rows of the page, in their order."""
 REFUSALS = {
     "new-group": "the group protocol of KIP-848",
     "tls": "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT",
@@ -49,12 +36,11 @@ PARTITIONS = {"group": 4, "static": 2, "configs": 1, "delete-offsets": 1}
 
 
 def on_the_page() -> dict[str, str]:
-    """The client's column of the first table."""
-    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    assert rows[0][-1] == f"Java {JAVA_CLIENTS[-1]}"
-    found = {row[0]: row[-1] for row in rows[1 : len(FEATURES) + 1]}
-    assert [*found] == [*FEATURES.values()]
-    return {feature: found[name] for feature, name in FEATURES.items()}
+    """The client's column, the last of the first table."""
+    table = PAGE[PAGE.index("| |") :].partition("\n\n")[0]
+    name, _, *cells = (row.strip("| ").rpartition("|")[2].strip() for row in table.splitlines())
+    assert name == f"Java {JAVA_CLIENTS[-1]}"
+    return dict(zip(FEATURES, cells, strict=True))
 
 
 def outcome(words: list[str], address: str, feature: str) -> str:

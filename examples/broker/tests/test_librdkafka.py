@@ -183,6 +183,6 @@ def test_a_member_that_expires_joins_again(kafka_broker: BrokerThread) -> None:
     Producer(common(kafka_broker, {})).list_topics("topic", TIMEOUT)
     until(lambda: one.poll(0.05) is None and "assign" in events)
     kafka_broker.expire("group")
-    until(lambda: one.poll(0.05) is None and events.count("assign") == 2)
+    until(lambda: one.poll(0.05) is None and events.count("assign") >= 2)
     assert events[:2] == ["assign", "lost"]
     one.close()
