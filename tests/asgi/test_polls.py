@@ -714,6 +714,24 @@ def test_poll_of_something_else_is_explained():
 
 
 @on_virtual_time
+async def test_nested_long_polls_have_one_reader():
+    polls = [LongPolls(signals=()) for _ in range(2)]
+    endings = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        for each in (*polls, *polls):
+            outcome = await each.poll(scope, 5).run(asyncio.sleep(100))
+            endings.append(outcome.ending)
+
+    request = Request(polls[0].middleware(polls[1].middleware(answer)))
+    await asyncio.sleep(17)
+    request.leave()
+    await request.done()
+    assert endings == [Ending.DEADLINE] * 3 + [Ending.GONE]
+    assert request.most_readers == 1
+
+
+@on_virtual_time
 @pytest.mark.parametrize("base_middleware", ["none", "within", "around"])
 @pytest.mark.parametrize("end", ["read first", "read last", "leave"])
 async def test_body_and_disconnect_pass_other_middleware(base_middleware, end):

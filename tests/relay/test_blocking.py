@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import until
+from ports import free_port
 from relay_waits import started
 from servers import TIMEOUT
 
@@ -50,6 +51,13 @@ def test_closed_relay_reopens_and_leaves_no_thread(url, prefix):
     while threading.active_count() > threads:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_unavailable_store_is_reported_within_timeout():
+    match = r"cannot open the relay: tried for 0.2 s: cannot use .*127.0.0.1"
+    with pytest.raises(RelayUnavailable, match=match) as raised:
+        blocking.Relay(f"redis://user:secret@127.0.0.1:{free_port()}/0", timeout=0.2).__enter__()
+    assert "secret" not in str(raised.value)
 
 
 async def test_writes_from_any_thread_count_once(url, prefix, relay):

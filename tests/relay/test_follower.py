@@ -371,6 +371,14 @@ def test_message_missing_at_a_probe_was_lost(is_late):
     assert (follower.resyncs, follower.healed) == (1, 0 if is_late else 1)
 
 
+def test_overtaking_messages_count_with_the_missing_one():
+    follower = process_at_7().follower
+    for after, position, has_gap in ((8, 9, True), (9, 11, True), (7, 8, False)):
+        follower.on_message(ChangeMessage("e", after, position, {}))
+        assert follower.has_gap is has_gap
+    assert follower.position == 11 and not follower.needs_read
+
+
 def test_many_messages_out_of_order_cause_a_read():
     follower = process_at_7().follower
     for number in range(MAX_OUT_OF_ORDER + 1):
