@@ -141,14 +141,18 @@ def test_of_several_shards_one_reports_a_late_signal():
     assert shard.take() == [] and shard.counts.late_signals == 0
 
 
-def test_rows_far_ahead_are_not_read():
+@pytest.mark.parametrize(("kind", "first"), [("waiting", 1), ("operations", 50)])
+def test_unchanged_chunks_are_not_written_again(kind, first):
     shard = Stored()
-    shard.step(*(operation(f"o{n}", registered_at=n, deadline=90) for n in range(50, 90)), now=1)
-    chunks = shard.stores["operations"]
+    shard.step(
+        *(operation(f"o{n}", ((f"k{n}", 1),), "all", first + n, 90) for n in range(40)), now=40
+    )
+    chunks = shard.stores[kind]
     kept = dict(chunks)
-    shard.step(operation(), now=2)
+    shard.step(Signal("k7", 1, 41), now=41)
 
-    assert len(kept) == 10 and all(chunks[number] is kept[number] for number in kept)
+    assert len(kept) == 10
+    assert sum(chunks.get(number) is kept[number] for number in kept) == 10 - (kind == "waiting")
 
 
 @pytest.mark.parametrize("forget_after", [None, 60 * SECOND])

@@ -37,7 +37,7 @@ from purgatory.pipeline.report._data import data
 
 
 def test_dirty_journal_is_reported_without_its_faults(tmp_path, monkeypatch):
-    monkeypatch.setattr("purgatory.pipeline._rows.BATCH_BYTES", 20_000)
+    monkeypatch.setattr("purgatory.pipeline._rows.BATCH_BYTES", 5_000)
     journal, out = tmp_path / "journal *{1,2}[1]?", tmp_path / "out [1]*"
     write(tmp_path / "journal x1 1x", "operations", "decoy", [operation(1)])
     rows, checks = dirty_journal(journal)

@@ -4,9 +4,11 @@ import random
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from journals import check, operation, write
 
+from purgatory.journal import FOLDERS
 from purgatory.pipeline._rows import Damaged, damaged_on_workers, rows_of
 
 ROWS = {
@@ -30,14 +32,17 @@ def test_nanoseconds_are_read_except_on_spark(tmp_path):
 
         assert rows_of(str(files[-1]), None, "operations").to_pylist() == rows
 
+    wrong = write(tmp_path, "operations", "wrong", rows[:1], run_id=[[1]])
     cut = write(tmp_path, "operations", "cut", rows)
     cut.write_bytes(cut.read_bytes()[:-9])
-    assert damaged_files(*files, cut) == [str(files[0]), str(cut)]
+    assert damaged_files(*files, wrong, cut) == [str(files[0]), str(wrong), str(cut)]
 
 
 @pytest.mark.parametrize("folder", ROWS)
 def test_bit_flip_never_yields_wrong_rows(folder, tmp_path):
-    file = write(tmp_path, folder, "x", ROWS[folder])
+    file = tmp_path / "x.parquet"
+    made = pa.Table.from_pylist(ROWS[folder], FOLDERS[folder])
+    pq.write_table(made, file, write_page_checksum=True)
     written, rows = file.read_bytes(), rows_of(str(file), None, folder)
     begin_of_footer = len(written) - 8 - int.from_bytes(written[-8:-4], "little")
     chance = random.Random(9)
