@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from math import inf, nextafter
 from threading import RLock
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from purgatory._core.arguments import describe
 from purgatory._core.errors import WrongLoop
@@ -384,7 +384,7 @@ MAX_ITEMS: Final = 4 * MAX_PER_ITERATION
 
 
 @final
-class ThreadsafeInbox(Generic[T]):
+class ThreadsafeInbox(deque[T]):
     """Items for the loop of `binding`.
 
     Args:
@@ -392,17 +392,13 @@ class ThreadsafeInbox(Generic[T]):
         receive: called on the loop with what `take` returns.
     """
 
-    __slots__ = ("_binding", "_is_waking", "_items", "_receive")
+    __slots__ = ("_binding", "_is_waking", "_receive")
 
     def __init__(self, binding: LoopBinding, receive: Callable[[Iterable[T]], object]) -> None:
         self._binding = binding
         self._receive = receive
-        self._items: deque[T] = deque()
         self._is_waking = False
         """Whether the loop will drain the deque, without another wake-up."""
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def put(self, item: T) -> None:
         """Lets the loop receive `item` soon. From any thread, signal handler or finalizer.
@@ -410,22 +406,22 @@ class ThreadsafeInbox(Generic[T]):
         If the object is not bound yet, the item waits for that; when the loop is closed, it is
         lost.
         """
-        binding, items = self._binding, self._items
+        binding = self._binding
         if binding.is_bound and binding.loop.is_closed():
             return
         try:
-            is_repeated = items[-1] is item
+            is_repeated = self[-1] is item
         except IndexError:
             is_repeated = False
         if not is_repeated:
-            items.append(item)
+            self.append(item)
         if binding.is_bound and not self._is_waking:
             self._wake()
 
     def rebind(self) -> None:
         """Continues on another loop, on which this is called."""
         self._is_waking = False
-        if self._items:
+        if self:
             self._drain()
 
     def _wake(self) -> None:
@@ -442,7 +438,7 @@ class ThreadsafeInbox(Generic[T]):
         try:
             self._receive(self.take())
         finally:
-            if self._items and not self._is_waking:
+            if self and not self._is_waking:
                 self._is_waking = True
                 self._binding.loop.call_soon(self._drain, context=Context())
 
@@ -450,6 +446,6 @@ class ThreadsafeInbox(Generic[T]):
         """The items that have come, up to `MAX_ITEMS`. Items that are left in the iterator
         stay here."""
         for _ in range(MAX_ITEMS):
-            if not self._items:
+            if not self:
                 return
-            yield self._items.popleft()
+            yield self.popleft()

@@ -659,7 +659,7 @@ class Purgatory(Generic[Op]):
     def _key_being_checked(self, keys: Keys) -> Any:
         """The first one of an operation's keys whose check is queued or in progress; `NO_KEY`
         without such a key."""
-        for key in keys_of(keys) if self._checks else ():
+        for key in keys_of(keys):
             if key in self._checks:
                 return key
         return NO_KEY
@@ -722,7 +722,7 @@ class Purgatory(Generic[Op]):
             return 1
         dispatcher, keys = self._dispatcher, operation._op_keys
         queued = self._queue_from_threads(self._inbox.take()) if self._inbox else 0
-        key = self._key_being_checked(keys)
+        key = self._key_being_checked(keys) if self._checks else NO_KEY
         dispatcher.current = operation
         try:
             try_once(operation, key, is_last=True)
@@ -732,7 +732,7 @@ class Purgatory(Generic[Op]):
             # the next iteration.
             if dispatcher.queue:
                 dispatcher.continue_later()
-        if operation.state is COMPLETED and key is NO_KEY:
+        if operation._op_state is COMPLETED and key is NO_KEY:  # type: ignore[comparison-overlap]  # by now
             self._count_missed_trigger(operation, keys_of(keys))
         return queued + steps_to_leave(keys)
 
