@@ -203,9 +203,11 @@ class Coordinator:
         group.remove(old)
         self.cancel_heartbeat(group, old.member_id)
         group.leader = new.member_id if is_leader else group.leader
-        if group.state is State.STABLE:
-            group.add(new)
-        if group.state is not State.STABLE or group.select_protocol() != group.protocol_name:
+        if group.state is not State.STABLE:
+            self._rebalance(group, new)
+            return
+        group.add(new)
+        if group.select_protocol() != group.protocol_name:
             self._rebalance(group, new)
             return
         self.save(group)
