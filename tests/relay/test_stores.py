@@ -12,8 +12,8 @@ from purgatory.testing import _stores, store_checks
 
 @on_all_stores
 @pytest.mark.parametrize("check", store_checks(), ids=lambda check: check.__name__)
-def test_what_a_store_promises(run, check, url, prefix):
-    run(check(lambda: open_store(url, prefix)))
+async def test_what_a_store_promises(check, url, prefix):
+    await check(lambda: open_store(url, prefix))
 
 
 def test_every_check_is_among_those_that_stores_run():
