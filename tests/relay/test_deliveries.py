@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from flaky_store import FOREVER, FlakyStore
+from failing_store import FOREVER, FailingStore
 from helpers import until
 from relay_waits import recorded, set_timeout
 from servers import TIMEOUT, on_both_loops
@@ -129,18 +129,18 @@ async def test_deliveries_of_one_iteration_are_few_writes(file_relay):
     "failures", [["before"], ["after"], ["after", "after", "before"], ["before", "after"]]
 )
 async def test_delivery_whose_answer_was_lost_is_true_once(tmp_path, failures):
-    store: Any = FlakyStore(tmp_path, settle=list(failures))
-    async with Relay(store, timeout=TIMEOUT) as flaky, Relay(f"file://{tmp_path}") as other:
-        assert await flaky.deliver("a", b"first", ttl=FOREVER) is True
+    store: Any = FailingStore(tmp_path, settle=list(failures))
+    async with Relay(store, timeout=TIMEOUT) as failing, Relay(f"file://{tmp_path}") as other:
+        assert await failing.deliver("a", b"first", ttl=FOREVER) is True
         assert await other.deliver("a", b"second", ttl=FOREVER) is False
         store.failures["settle"] = list(failures)
-        assert await flaky.deliver("a", b"third", ttl=FOREVER) is False
+        assert await failing.deliver("a", b"third", ttl=FOREVER) is False
         assert await other.receive("a", 0) == b"first"
 
 
 async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
     async def deliver(failure: str, match: str) -> None:
-        store: Any = FlakyStore(tmp_path, settle=[failure] * 1_000)
+        store: Any = FailingStore(tmp_path, settle=[failure] * 1_000)
         async with Relay(store, timeout=TIMEOUT) as relay:
             await set_timeout(relay, 2.0)
             with pytest.raises(RelayUnavailable, match=match):
@@ -156,7 +156,7 @@ async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
 
 
 async def test_store_without_deliveries_says_so(tmp_path):
-    store: Any = FlakyStore(tmp_path, without="settle")
+    store: Any = FailingStore(tmp_path, without="settle")
     async with Relay(store) as relay:
         with pytest.raises(TypeError, match=r"deliver to 'a': .* takes no deliveries"):
             await relay.deliver("a", b"", ttl=1)

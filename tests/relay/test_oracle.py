@@ -21,7 +21,7 @@ from purgatory.relay import Relay
 
 
 def complaints(calls: Sequence[Call]) -> Iterator[str]:
-    """What is wrong in the answers of a store that has lost nothing. All times are from one clock;
+    """The errors in the answers of a store that has lost nothing. All times are from one clock;
     waits are checked where they end."""
     by_key = defaultdict(list)
     for call in calls:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from flaky_store import FlakyStore
+from failing_store import FailingStore
 from helpers import Probe, until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -236,7 +236,7 @@ async def test_relay_is_used_while_open_on_its_loop(file_relay):
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_cancelled_close_still_ends_operations_and_connections(tmp_path, interrupted):
     hanging, slow = ["hangs"] * 9, ["slow"]
-    store: Any = FlakyStore(tmp_path, read=["", *hanging], write=hanging, close=slow, listen=slow)
+    store: Any = FailingStore(tmp_path, read=["", *hanging], write=hanging, close=slow, listen=slow)
     relay = Relay(store, timeout=30)
     await relay.__aenter__()
     task = asyncio.create_task
@@ -256,7 +256,7 @@ async def test_cancelled_close_still_ends_operations_and_connections(tmp_path, i
 
 
 def test_wait_with_closed_loop_stays_silent(tmp_path):
-    store: Any = FlakyStore(tmp_path, read=["", *["hangs"] * 9])
+    store: Any = FailingStore(tmp_path, read=["", *["hangs"] * 9])
 
     async def begin() -> Any:
         relay = Relay(store)
@@ -276,7 +276,7 @@ def test_wait_with_closed_loop_stays_silent(tmp_path):
 
 
 async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
-    store: Any = FlakyStore(tmp_path, write=["hangs"])
+    store: Any = FailingStore(tmp_path, write=["hangs"])
     async with Relay(store, timeout=TIMEOUT) as relay:
         await set_timeout(relay, 0.2)
         with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
@@ -284,7 +284,7 @@ async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
 
 
 async def test_a_made_up_probe_changes_nothing(tmp_path):
-    store: Any = FlakyStore(tmp_path, listen=[])
+    store: Any = FailingStore(tmp_path, listen=[])
     async with Relay(store) as relay:
         _, on_message = store.last["listen"]
         for number in ("", "x", "-1", "²", "9" * 5_000):

@@ -230,7 +230,7 @@ async def test_requests_unfit_for_the_group_are_refused(client: Direct) -> None:
     assert await member.heartbeat(generation=0) == "illegal_generation"
     assert await member.commit(1, generation=7) == "illegal_generation"
     outsider = Member(client)
-    outsider.id = "nobody"
+    outsider.id = "unknown"
     assert (await outsider.join()).error_code.name == "unknown_member_id"
     assert await outsider.heartbeat() == "unknown_member_id"
     assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"

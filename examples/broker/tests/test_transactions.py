@@ -209,7 +209,7 @@ async def test_offsets_of_an_earlier_generation_are_refused(client: Direct) -> N
         ("none", {"generation_id": member.generation, "member_id": member.id}),
         ("none", {}),  # as by clients that do not know of members
         ("illegal_generation", {"generation_id": 0, "member_id": member.id}),
-        ("unknown_member_id", {"generation_id": member.generation, "member_id": "nobody"}),
+        ("unknown_member_id", {"generation_id": member.generation, "member_id": "unknown"}),
         ("fenced_instance_id", {"group_instance_id": "static"}),
     ):
         assert await producer.commit(**values) == error

@@ -37,9 +37,8 @@ def test_report_finds_planted_faults_and_opens_offline(programs_on_spark, tmp_pa
 
 
 def test_late_rows_have_reasons_and_counts_add_up(spark, tmp_path):
-    checkpoint = (
-        tmp_path / "a[1] {x,y}*? 100 %"
-    )  # no pattern; Spark does not find its state by itself
+    # No pattern; Spark does not find its state by itself.
+    checkpoint = tmp_path / "a[1] {x,y}*? 100 %"
     options = ("--format=json", f"--checkpoint={checkpoint}")
     tmp_path /= "100 %"
     tmp_path.mkdir()

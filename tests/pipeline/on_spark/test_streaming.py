@@ -345,7 +345,7 @@ def test_other_types_are_cast_and_impossible_instants_late(spark, tmp_path):
         ({}, "x.parquet"),
     ],
 )
-def test_lossy_type_or_damage_is_refused_without_a_checkpoint(spark, tmp_path, types, complaint):
+def test_lossy_type_or_damage_is_refused_without_checkpoint(spark, tmp_path, types, complaint):
     file = put_row(tmp_path, "operations", OPERATION, **types)
     if not types:
         file.write_bytes(b"PAR1 and no more")

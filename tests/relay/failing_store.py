@@ -12,7 +12,7 @@ from purgatory.relay._store import NotWritten, Refused, open_store
 FOREVER = 120.0  # seconds; longer than any test
 
 
-class FlakyStore:
+class FailingStore:
     """Calls of a method fail in turn: `before` or after (`after`) they are made, or they are
     `refused`, take for ever (`hangs`), or are `slow` to end.
 
