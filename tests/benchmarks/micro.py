@@ -16,10 +16,15 @@ from typing import Any
 from benchmarks import harness
 from benchmarks import purgatory_rows as purgatories
 from benchmarks import timer_rows as timers
+from benchmarks import wait_rows as waits
 from benchmarks.harness import BATCH, SETTLING_ITERATIONS, LoopName, Row, Setting, Unmeasurable
 
 OWN = "the loop's own"
+AT_HORIZON = "WheelTimer: call_later + cancel, "
+WITH_TIMEOUT = "asyncio.timeout around a future"
+BY_HAND = "a dict of futures with asyncio.timeout"
 OWN_TIMER = "the loop's own call_later + cancel"
+HORIZONS = {"0.1s": 0.1, "200s": 200.0, "10min": 600.0, "1h": 3600.0, "1d": 86_400.0}
 MILLION, CROWD = 1_000_000, 100_000
 
 # fmt: off
@@ -28,6 +33,9 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
                 partial(timers.start_and_cancel_among, 0, 0.0)),
     "timer-60s": ("the same, with a delay of its own for each, 30 to 90 s", OWN, "µs",
                   partial(timers.start_and_cancel_among, 0, 60.0)),
+    **{f"timer-{name}": (f"{AT_HORIZON}{name} ahead", OWN, "µs",
+                         partial(timers.start_and_cancel_among, 0, 0.0, delay=delay))
+       for name, delay in HORIZONS.items()},
     "timer-1m": ("the same as timer-0 with 1,000,000 pending", OWN, "µs",
                  partial(timers.start_and_cancel_among, MILLION, 0.0)),
     "timer-random": ("WheelTimer: cancel a random one of 1,000,000, call_later(30)", OWN, "µs",
@@ -45,7 +53,25 @@ ROWS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
     "scrape": ("read all metrics with Prometheus' client, with 1,000,000 pending", "", "ms",
                partial(purgatories.scrape, MILLION)),
     "wait": ("1,000 tasks each wait for a key and are completed by it; per task",
-             "asyncio.timeout around a future", "µs", purgatories.wait),
+             WITH_TIMEOUT, "µs", purgatories.wait),
+    "call-later": ("alone, in one task: a dict of futures with the loop's call_later", BY_HAND, "µs",
+                   partial(waits.alone, waits.by_call_later, waits.by_timeout)),
+    "receive": ("alone: await receive(key, 30), answered by deliver", BY_HAND, "µs",
+                partial(waits.alone, waits.by_receive, waits.by_timeout)),
+    "expect": ("alone: with expect(key, 30) as reply: await reply", BY_HAND, "µs",
+               partial(waits.alone, waits.by_expect, waits.by_timeout)),
+    "wait-alone": ("alone: await wait(operation, (key,)), completed by the key", WITH_TIMEOUT, "µs",
+                   partial(waits.alone, waits.by_wait, waits.by_future)),
+    "await": ("alone: watch an operation, then await it", WITH_TIMEOUT, "µs",
+              partial(waits.alone, waits.by_await, waits.by_future)),
+    "wait-for-keys": ("alone: await purgatory.wait_for(predicate, [key, other], 30)", WITH_TIMEOUT,
+                      "µs", partial(waits.alone, waits.by_wait_for, waits.by_future)),
+    "int-timeout": ("construct an operation with a timeout of 30", "30.0", "µs", waits.construct),
+    "aclose": ("aclose, for each of 1,000 operations that wait under a key each",
+               "cancel_for_key of 1,000 under one", "µs", waits.close),
+    "threadsafe": ("a check that a thread has asked for, on the loop, of a key with one operation",
+                   "a direct check", "µs", waits.check_from_thread),
+    "cascade": ("a timer that moves to a finer level of the wheel", "", "µs", waits.cascade),
     "idle-touch": ("IdleTracker: touch a random one of 1,000,000",
                    "the loop's own cancel + call_later", "µs", partial(timers.touch_among, MILLION)),
     "memory": ("resident memory of a pending operation, of 1,000,000 on a key each", "", "bytes",

@@ -27,10 +27,12 @@ CallLater = Callable[[float, Callable[[], None]], Any]
 """Starts a timer, which can be cancelled."""
 
 
-async def start_and_cancel_among(pending: int, spread: float, setting: Setting) -> Measured:
+async def start_and_cancel_among(
+    pending: int, spread: float, setting: Setting, delay: float = TIMEOUT
+) -> Measured:
     """`call_later` + `cancel`, the wheel's against the loop's own, with equally many timers
-    pending, due at the same times. The delays are `TIMEOUT` and up to `spread` more."""
-    delays = [TIMEOUT + spread * number / BATCH for number in range(BATCH)]
+    pending, due at the same times. The delays are `delay` and up to `spread` more."""
+    delays = [delay + spread * number / BATCH for number in range(BATCH)]
     setting.random.shuffle(delays)
     sides = WheelTimer().call_later, asyncio.get_running_loop().call_later
     with not_yet_due(pending):
