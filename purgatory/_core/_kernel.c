@@ -60,7 +60,7 @@
     X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
-    X(_count_missed_trigger) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic)
+    X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
@@ -941,11 +941,22 @@ static int handle(PyObject *function, PyObject *operation, int is_kept) {
     return failed;
 }
 
-/* operation.claim(operation, state), purgatory.Purgatory._claim(self, operation, state): 1 if this
-   call was first; -1 is an exception */
-static int claim(State *st, PyObject *operation, int state) {
+/* What observers are told of the end. */
+static void set_cause(State *st, PyObject *operation, PyObject *cause, PyObject *key) {
+    PyObject *record = GET_RARE(operation, RECORD);
+    if (!is_a(record, st->Record)) return;
+    Py_INCREF(record);
+    put(&AT(record, Record, cause), cause);
+    put(&AT(record, Record, key), key);
+    Py_DECREF(record);
+}
+
+/* operation.claim(operation, state, cause), purgatory.Purgatory._claim(self, operation, state): 1 if
+   this call was first; -1 is an exception */
+static int claim(State *st, PyObject *operation, int state, PyObject *cause) {
     if (!IS(operation, PENDING)) return 0;
     OP(operation)->state = (char)state;
+    set_cause(st, operation, cause, st->NO_KEY);
     PyObject *purgatory = OP(operation)->home, *keys = keys_watched(st, operation);
     if (!is_a(purgatory, st->Purgatory)) return 1;
     Counts *counts = COUNTS(purgatory);
@@ -1011,6 +1022,13 @@ static int run_hooks(State *st, PyObject *operation) {
     return is_awaited(operation) ? wake_waiters(st, operation) : 0;
 }
 
+static PyObject *kind_of(State *st, PyObject *operation) {
+    PyObject *kind = PyObject_GetAttr(operation, st->s__op_kind);
+    if (kind != Py_None) return kind;
+    Py_DECREF(kind);
+    return PyType_GetName(Py_TYPE(operation));
+}
+
 /* the fields of an event */
 static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation, PyObject *record,
     PyObject *now) {
@@ -1023,7 +1041,7 @@ static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation
     PyObject *fields = PyTuple_New(13);
     if (fields == NULL) return NULL;
     PyObject *values[] = {
-        get(AT(notifier, Notifier, name)), PyType_GetName(Py_TYPE(operation)),
+        get(AT(notifier, Notifier, name)), kind_of(st, operation),
         PyTuple_CheckExact(keys) ? Py_NewRef(keys) : PyTuple_Pack(1, keys), Py_NewRef(started_at),
         Py_NewRef(now), isfinite(timeout) ? PyFloat_FromDouble(timeout) : Py_NewRef(Py_None),
         Py_NewRef(state_object(st, OP(operation)->state)), Py_NewRef(cause),
@@ -1105,17 +1123,29 @@ static int try_complete(State *st, PyObject *operation) {
     return handle(st->try_failed, operation, IS(operation, PENDING));
 }
 
-/* the record of an observed operation after a try; NULL, perhaps with an exception */
-static int record_try(State *st, PyObject *operation, PyObject *key) {
-    PyObject *record = GET_RARE(operation, RECORD);
-    if (!is_a(record, st->Record)) return 0;
-    put(&AT(record, Record, key), IS(operation, PENDING) ? st->NO_KEY : key);
-    if (!IS(operation, COMPLETED)) return add_to(&AT(record, Record, failed_tries), 1);
-    put(&AT(record, Record, cause), key == st->NO_KEY ? st->DEADLINE : st->KEY);
-    return 0;
+/* operation.record_try(operation, record, key): UNCOUNTED for a run that was requested and no more;
+   -1 is an exception */
+#define UNCOUNTED 1
+static int record_try(State *st, PyObject *operation, PyObject *key, PyObject *cause) {
+    PyObject *record = Py_XNewRef(GET_RARE(operation, RECORD)), *is_asynchronous = NULL;
+    int result = 0;
+    if (!is_a(record, st->Record)) result = 0;
+    else if (IS(operation, COMPLETED)) set_cause(st, operation, cause, key);
+    else if (IS(operation, PENDING)
+        && (is_asynchronous = CALL0(operation, _op_is_asynchronous)) == NULL) result = -1;
+    else if (is_asynchronous == Py_True) {
+        if (AT(record, Record, key) == st->NO_KEY) put(&AT(record, Record, key), key);
+        result = UNCOUNTED;
+    } else {
+        if (!IS(operation, PENDING)) put(&AT(record, Record, key), key);
+        result = add_to(&AT(record, Record, failed_tries), 1);
+    }
+    Py_XDECREF(record); Py_XDECREF(is_asynchronous);
+    return result;
 }
 
-/* operation.try_once(operation, key, is_last=False); `operation` has the right type */
+/* operation.try_once(operation, key, is_last=False): 0, or UNCOUNTED; `operation` has the right
+   type */
 static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) {
     PyObject *owner = GET_RARE(operation, OWNER), *left = NULL;
     if (owner != NULL) {
@@ -1127,16 +1157,15 @@ static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) 
     if (left != NULL && left != Py_False)
         return done(PyObject_CallFunctionObjArgs(
             st->try_once, operation, key, is_last ? Py_True : Py_False, NULL));
-    int failed = try_complete(st, operation) || record_try(st, operation, key);
-    if (!failed && is_last && IS(operation, PENDING)) {
-        PyObject *record = GET_RARE(operation, RECORD);
-        if (is_a(record, st->Record)) put(&AT(record, Record, cause), st->DEADLINE);
-        failed = claim(st, operation, EXPIRED) < 0;
-    }
-    if (IS(operation, PENDING)) return failed ? -1 : 0;
+    int failed = try_complete(st, operation), recorded = 0;
+    if (!failed) recorded = record_try(st, operation, key,
+        key == st->NO_KEY ? st->DEADLINE : st->KEY);
+    failed = failed || recorded < 0;
+    if (!failed && is_last) failed = claim(st, operation, EXPIRED, st->DEADLINE) < 0;
+    if (IS(operation, PENDING)) return failed ? -1 : recorded;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     failed = finish_steps(st, operation);
-    return error != NULL ? raise_again(error) : failed;
+    return error != NULL ? raise_again(error) : failed ? -1 : recorded;
 }
 
 /* ---- the dispatcher */
@@ -1190,7 +1219,7 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
         *dispatcher = Py_NewRef(AT(purgatory, Purgatory, _dispatcher));
     Py_INCREF(purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = try_once(st, operation, st->NO_KEY, 1);
+    int failed = try_once(st, operation, st->NO_KEY, 1) < 0;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     put(&AT(dispatcher, Dispatcher, current), Py_None);
     if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
@@ -1214,7 +1243,7 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     PyObject *dispatcher = dispatcher_of(st, OP(operation)->home);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     Py_INCREF(dispatcher);
-    int won = claim(st, operation, COMPLETED);
+    int won = claim(st, operation, COMPLETED, st->FORCED);
     if (won == 1 && AT(dispatcher, Dispatcher, current) != operation
         && finish(st, dispatcher, operation)) won = -1;
     Py_DECREF(dispatcher);
@@ -1228,7 +1257,7 @@ static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(cou
     PyObject *is_decided = CALL0(a[0], _op_is_decided);
     if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
     Py_DECREF(is_decided);
-    int won = claim(st, a[0], CANCELLED);
+    int won = claim(st, a[0], CANCELLED, Py_None); /* without observers */
     if (won == 1 && is_awaited(a[0]) && wake_waiters(st, a[0])) return NULL;
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
@@ -1389,16 +1418,10 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *interrupted = get(AT(dispatcher, Dispatcher, current));
     put(&OP(operation)->home, purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = try_complete(st, operation);
-    PyObject *record = GET_RARE(operation, RECORD);
-    if (!failed && is_a(record, st->Record)) {
-        if (!IS(operation, COMPLETED)) failed = add_to(&AT(record, Record, failed_tries), 1);
-    }
+    int failed = try_complete(st, operation)
+        || record_try(st, operation, st->NO_KEY, st->FIRST_TRY) < 0;
     if (!failed && IS(operation, PENDING))
         failed = wait_until(st, purgatory, operation, watched, when, now);
-    record = GET_RARE(operation, RECORD);
-    if (!failed && IS(operation, PENDING) && is_a(record, st->Record))
-        put(&AT(record, Record, cause), st->FORCED);
     if (failed) {
         PyObject *error = PyErr_GetRaisedException();
         done(CALL(purgatory, _undo_watch, operation));
@@ -1456,8 +1479,8 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     } else {
         long long before = PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed));
         put(&AT(dispatcher, Dispatcher, current), operation);
-        int failed = try_once(st, operation, key, 0), completed = IS(operation, COMPLETED);
-        if (!failed) failed = notify_check(st, purgatory, key, completed);
+        int tried = try_once(st, operation, key, 0), completed = IS(operation, COMPLETED);
+        int failed = tried < 0 || (tried != UNCOUNTED && notify_check(st, purgatory, key, completed));
         if (leave_hook(st, dispatcher, failed) == 0)
             result = PyLong_FromLongLong(completed - before
                 + PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed)));
@@ -1485,7 +1508,8 @@ static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py
         if (IS(operation, PENDING)) {
             PyObject *keys = Py_NewRef(keys_watched(st, operation));
             put(&AT(dispatcher, Dispatcher, current), operation);
-            failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, operation, key, 0);
+            int tried = try_once(st, operation, key, 0);
+            failed = tried < 0 || (!tried && add_to(&AT(check, KeyCheck, _tries), 1));
             if (!failed && !IS(operation, PENDING) && PyTuple_CheckExact(keys)) {
                 PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
                 if (steps != NULL) spent += PyLong_AsLong(steps) - 1;

@@ -80,6 +80,12 @@ def check_limit(name: str, number: int | None) -> None:
         raise kind(f"{name} must be an int of at least 1, or None, not {describe(number)}")
 
 
+def check_kind(kind: object) -> None:
+    """Raises `TypeError` unless the argument `kind` is a string or None."""
+    if kind is not None and not isinstance(kind, str):
+        raise TypeError(f"kind must be a string or None, got {describe(kind)}")
+
+
 def require_exception(action: str, exception: object) -> None:
     """Raises `TypeError`, which says that `action` cannot be done, unless `exception` is one."""
     if not isinstance(exception, BaseException):

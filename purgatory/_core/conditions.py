@@ -2,40 +2,62 @@
 that is delivered.
 
 A check cannot await what an asynchronous predicate returns. So the waiting task awaits it, and from
-then on calls the predicate itself, after each check that has requested it:
+then on calls the predicate itself, after each check that has requested a run:
 
     the task              run, false; no request: wait             run, false; requested: run, true:
                                                                    complete
     check_and_complete                                      request              request
+    shortly before the    requests the last run, which finds a missed trigger
+    deadline
     the deadline          ends the operation, and with it a run in progress, as `asyncio.timeout`
                           would
 
 The operation is registered in the same step in which the predicate is called first, and stays
 registered until it has ended, so the next run finds a change that came during a run. There is at
 least one iteration of the loop between two runs.
+
+Such a wait has one end, as any operation: a run that is true claims the operation. If that has ended
+otherwise meanwhile, the caller gets that end, and the value goes to `give_back`.
+
+Predicates run in the context of their wait, as those of `asyncio.Condition.wait_for`: of its task,
+or, during a check, of a copy.
 """
 
-from asyncio import Event, InvalidStateError, current_task, get_running_loop, isfuture, sleep
+from asyncio import (
+    Future,
+    InvalidStateError,
+    current_task,
+    get_running_loop,
+    isfuture,
+    sleep,
+)
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import suppress
+from contextvars import copy_context
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from purgatory._core.arguments import describe
+from purgatory._core.arguments import check_kind, describe
 from purgatory._core.errors import OperationCancelled, OperationTimeout
 from purgatory._core.failure import Failure
 from purgatory._core.loop import running_loop
+from purgatory._core.observers import NO_KEY, Cause
 from purgatory._core.operation import (
+    EXITS,
     NO_RESULT,
     DelayedOperation,
     abandon,
     add_owner,
+    claim,
+    fail,
     has_result,
     owner_has_left,
     wake_owner,
 )
-from purgatory._core.states import CANCELLED, EXPIRED, PENDING
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._core.timeouts import Timeout
+from purgatory._core.watch_lists import keys_of
+from purgatory._core.wheel import TimerEntry
 
 if TYPE_CHECKING:
     from purgatory._core.purgatory import Purgatory
@@ -43,6 +65,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_VALUE: Final[Any] = object()
+
+LAST_RUN_WITHIN: Final = 0.1
+"""The last run of an asynchronous predicate begins within the last tenth of the timeout."""
 
 _PLAIN: Final = frozenset({bool, type(None), int, float, str, bytes, list, tuple, dict, set})
 """Types whose values are not awaitable; `inspect.isawaitable` costs more than most predicates."""
@@ -52,31 +77,34 @@ class Condition(DelayedOperation[T | None]):
     """Waits until a predicate is true; the result is its first true value.
 
     Attributes:
-        returned: the awaitable that an asynchronous predicate has returned, until the waiting task
-            awaits it.
-        recheck: is set by each check, if the predicate is asynchronous.
+        runs: the runs of an asynchronous predicate; None while the predicate is plain.
         value: the first true value, or None.
     """
 
-    __slots__ = ("keys", "predicate", "recheck", "returned", "value")
+    __slots__ = ("_op_kind", "context", "keys", "predicate", "runs", "value")
 
     def __init__(
-        self, predicate: Callable[[], Any], keys: Iterable[Hashable], timeout: float | None
+        self,
+        predicate: Callable[[], Any],
+        keys: Iterable[Hashable],
+        timeout: float | None,
+        kind: str | None,
     ) -> None:
         super().__init__(timeout)
+        self._op_kind = kind
         self.predicate = predicate
         self.keys = keys
-        self.recheck: Event | None = None
-        self.returned: Any = None
+        self.context = copy_context()
+        self.runs: Runs | None = None
         self.value: T | None = None
 
     def try_complete(self) -> bool:
-        if self.recheck is not None:
-            self.recheck.set()
+        if self.runs is not None:
+            self.runs.request()
             return False
-        value = self.predicate()
+        value = self.context.run(self.predicate)
         if type(value) not in _PLAIN and isawaitable(value):
-            self.recheck, self.returned = Event(), value
+            self.runs = Runs(value)
             wake_owner(self)
             return False
         if not value:
@@ -87,8 +115,17 @@ class Condition(DelayedOperation[T | None]):
     def on_complete(self) -> T | None:
         return self.value
 
-    def _op_may_outlast(self) -> bool:  # the first run of an asynchronous predicate
-        return self.recheck is not None
+    def _op_is_asynchronous(self) -> bool:
+        return self.runs is not None
+
+    def take_key(self) -> Any:
+        """The key whose check has requested the next run; `NO_KEY` without one, and without
+        observers."""
+        record = self._op_record
+        if record is None:
+            return NO_KEY
+        key, record.key = record.key, NO_KEY
+        return key
 
     def __repr__(self) -> str:
         return f"<wait for {self.keys!r} {self.state.value}>"
@@ -97,10 +134,12 @@ class Condition(DelayedOperation[T | None]):
 class Receiver(DelayedOperation[Any]):
     """Waits until a value is delivered under its key."""
 
-    __slots__ = ("key", "value")
+    __slots__ = ("_op_kind", "key", "value")
 
-    def __init__(self, key: Hashable, timeout: float | None) -> None:
+    def __init__(self, key: Hashable, timeout: float | None, kind: str | None = None) -> None:
+        check_kind(kind)
         super().__init__(timeout)
+        self._op_kind = kind
         self.key = key
         self.value = NO_VALUE
 
@@ -123,22 +162,26 @@ async def wait_for(
     keys: Iterable[Hashable],
     timeout: float | None,
     give_back: Callable[[Any], object] | None,
+    kind: str | None,
 ) -> Any:
     """`Purgatory.wait_for`."""
     if not callable(predicate):
         raise TypeError(f"predicate must be a function, got {describe(predicate)}")
     if give_back is not None and not callable(give_back):
         raise TypeError(f"give_back must be a function or None, got {describe(give_back)}")
-    if not isinstance(keys, (str, bytes, tuple)):
+    check_kind(kind)
+    if type(keys) is list:
+        keys = keys.copy()
+    elif not isinstance(keys, (str, bytes, tuple)):
         with suppress(TypeError):  # which `try_complete_else_watch` explains
             keys = list(keys)
-    condition: Condition[Any] = Condition(predicate, keys, timeout)
+    condition: Condition[Any] = Condition(predicate, keys, timeout, kind)
     try:
         purgatory.try_complete_else_watch(condition, keys)
-        if condition.recheck is None and not has_result(condition):
+        if condition.runs is None and not has_result(condition):
             await add_owner(condition)
-        if condition.recheck is not None:
-            return await _until_true(purgatory, condition, condition.recheck, timeout)
+        if condition.runs is not None:
+            return await _run_until_true(purgatory, condition, condition.runs, timeout)
         if condition._op_state is EXPIRED:
             raise _end_error(condition, timeout)
         return condition.result()
@@ -150,7 +193,7 @@ async def wait_for(
             condition._op_result = NO_RESULT  # a failure refers to frames that refer to it
         raise
     finally:
-        unawaited = condition.returned
+        unawaited = None if condition.runs is None else condition.runs.returned
         if isinstance(unawaited, (Coroutine, Generator)):
             unawaited.close()
         elif isfuture(unawaited):
@@ -173,13 +216,87 @@ def _give_back(
             purgatory.check_and_complete(key)
 
 
-async def _until_true(
-    purgatory: "Purgatory[Any]", condition: Condition[T], recheck: Event, allowed: float | None
+class Runs(TimerEntry):
+    """The runs of an asynchronous predicate. In the wheel, this is the timer of the last one.
+
+    Attributes:
+        returned: the awaitable that the predicate has returned, until the waiting task awaits it.
+        is_requested: whether a check has requested a run.
+        is_last_due: whether the last run, shortly before the deadline, has to begin.
+        last_has_begun: whether it has begun.
+        longest: the duration of the longest run, in seconds.
+        sleeper: the future that the waiting task awaits between two runs.
+    """
+
+    __slots__ = ("is_last_due", "is_requested", "last_has_begun", "longest", "returned", "sleeper")
+
+    def __init__(self, returned: Any) -> None:
+        self._timer_bucket = None
+        self.returned = returned
+        self.is_requested = self.is_last_due = self.last_has_begun = False
+        self.longest = 0.0
+        self.sleeper: Future[None] | None = None
+
+    def request(self) -> None:
+        """Requests a run, for a check."""
+        self.is_requested = True
+        self._wake()
+
+    def _timer_expired(self) -> None:
+        self.is_last_due = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.sleeper is not None and not self.sleeper.done():
+            self.sleeper.set_result(None)
+
+    async def value(self, time: Callable[[], float]) -> Any:
+        """The value of the run that has begun: awaits what the predicate has returned."""
+        value, self.returned = self.returned, None
+        if isawaitable(value):
+            began = time()
+            value = await value
+            self.longest = max(self.longest, time() - began)
+        return value
+
+    async def requested(self, purgatory: "Purgatory[Any]", condition: Condition[Any]) -> None:
+        """Waits until a run is requested; for an iteration of the loop at least."""
+        deadline, allowed = condition.deadline, condition._op_timeout
+        if deadline is not None and allowed is not None and not self.last_has_begun:
+            wheel, now = purgatory._wheel, purgatory._time()
+            # At least a tick, because a run that takes no time could come after the deadline.
+            ahead = max(2 * self.longest, wheel.clock.tick)
+            when = deadline - min(ahead, LAST_RUN_WITHIN * allowed)
+            if when <= now:
+                self.is_last_due = True
+            elif self._timer_bucket is None:
+                wheel.add(self, when, now)
+            else:
+                wheel.reschedule(self, when, now)
+        if self.is_requested or self.is_last_due:
+            await sleep(0)
+        else:
+            self.sleeper = purgatory._loop.create_future()
+            await self.sleeper
+
+    def begin(self) -> Cause:
+        """Notes that a run begins; returns what it would end the wait by."""
+        cause = Cause.KEY if self.is_requested else Cause.DEADLINE
+        self.last_has_begun = self.last_has_begun or self.is_last_due
+        self.is_requested = self.is_last_due = False
+        return cause
+
+
+async def _run_until_true(
+    purgatory: "Purgatory[Any]", condition: Condition[T], runs: Runs, timeout: float | None
 ) -> T:
-    """Awaits the result of the predicate, and calls it again after each check, until it is
-    true."""
+    """Runs an asynchronous predicate whenever that is requested, until it is true; returns its
+    value.
+
+    Raises:
+        BaseException: the error of a wait that has ended otherwise; or of a run, which ends it.
+    """
     loop = get_running_loop()
-    value: Any = None
     limit = Timeout(None)
     over, ended = loop.create_future(), loop.create_future()
     purgatory._async_waits[over] = current_task()
@@ -194,28 +311,54 @@ async def _until_true(
         async with limit:
             if condition._op_state is not PENDING:
                 interrupt(None)
+            key = condition.take_key()  # of the check that has called the predicate first, if any
+            cause = Cause.FIRST_TRY if key is NO_KEY else Cause.KEY
             while True:
-                value, condition.returned = condition.returned, None
-                if isawaitable(value):
-                    value = await value
-                # Its state is looked at because a predicate may swallow its cancellation.
-                if value or condition._op_state is not PENDING:
+                value = await runs.value(purgatory._time)
+                if condition._op_state is not PENDING:  # since it may swallow its cancellation
+                    condition.value = value or None  # to be given back
                     break
-                await (sleep(0) if recheck.is_set() else recheck.wait())
-                recheck.clear()
-                condition.returned = condition.predicate()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise _end_error(condition, allowed) from None
+                if cause is Cause.DEADLINE and runs.is_requested:  # a check came during the run
+                    cause, key = Cause.KEY, condition.take_key()
+                condition.value = value or None
+                _end_run(purgatory, condition, cause, key)
+                if value:
+                    return value  # type: ignore[no-any-return]
+                await runs.requested(purgatory, condition)
+                if condition._op_state is not PENDING:
+                    break
+                cause, key = runs.begin(), condition.take_key()
+                runs.returned = condition.predicate()
+    except (Exception, *EXITS) as error:
+        is_interrupt = limit.expired() and type(error) is TimeoutError
+        if condition._op_state is PENDING:
+            fail(condition, error)
+        elif not isinstance(error, EXITS):
+            raise _end_error(condition, timeout) from (None if is_interrupt else error)
+        raise
     finally:
         del purgatory._async_waits[over]
         over.set_result(None)
-    if not value:
-        raise _end_error(condition, allowed)
-    condition.value = value
-    condition.force_complete()
-    return value  # type: ignore[no-any-return]
+        purgatory._wheel.remove(runs)
+    raise _end_error(condition, timeout)
+
+
+def _end_run(
+    purgatory: "Purgatory[Any]", condition: Condition[Any], cause: Cause, key: Any
+) -> None:
+    """Completes a wait whose run was true. Notifies observers of the run, as of a check that has
+    tried one operation."""
+    keys, record, is_true = condition._op_keys, condition._op_record, condition.value is not None
+    if is_true:
+        claim(condition, COMPLETED, cause, key)
+        purgatory._dispatcher.perform(condition._op_finish)
+        if cause is Cause.DEADLINE:
+            purgatory._count_missed_trigger(condition, keys_of(keys))
+    elif record is not None:
+        record.failed_tries += 1
+    notifier = purgatory._notifier
+    if notifier is not None and key is not NO_KEY:
+        purgatory._dispatcher.perform(lambda _: notifier.key_checked(key, 1, int(is_true)))
 
 
 def _end_error(condition: Condition[Any], timeout: float | None) -> BaseException:
@@ -229,10 +372,15 @@ def _end_error(condition: Condition[Any], timeout: float | None) -> BaseExceptio
     )
 
 
-async def receive(purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None) -> Any:
+async def receive(
+    purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None, kind: str | None
+) -> Any:
     """`Purgatory.receive`."""
-    receiver = Receiver(key, timeout)
-    return _received(receiver, await purgatory.wait(receiver, (key,)), timeout)
+    receiver = Receiver(key, timeout, kind)
+    try:
+        return _received(receiver, await purgatory.wait(receiver, (key,)), timeout)
+    finally:
+        del receiver  # which would make a cycle with the traceback of its failure
 
 
 def _received(receiver: Receiver, value: Any, timeout: float | None) -> Any:
@@ -266,9 +414,11 @@ class Reply:
 
     __slots__ = ("_purgatory", "_receiver", "_timeout")
 
-    def __init__(self, purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None) -> None:
+    def __init__(
+        self, purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None, kind: str | None
+    ) -> None:
         self._purgatory = purgatory
-        self._receiver = Receiver(key, timeout)
+        self._receiver = Receiver(key, timeout, kind)
         self._timeout = timeout
 
     def __enter__(self) -> "Reply":

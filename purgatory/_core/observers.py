@@ -63,7 +63,8 @@ class Ended(NamedTuple):
     purgatory: str
     """The name of the purgatory."""
     kind: str
-    """The name of the operation's class."""
+    """What the wait was called by the argument `kind`; by default the name of its operation's
+    class."""
     keys: tuple[Hashable, ...]
     """The keys that it watched, each once, in order."""
     started_at: float
@@ -165,6 +166,7 @@ class Record:
 class Observed(Protocol):
     """An operation, as far as observers are concerned."""
 
+    _op_kind: str | None
     _op_result: Any
     _op_state: OperationState
     _op_timeout: float | None
@@ -218,7 +220,7 @@ class Notifier:
             timeout = max(when - started_at, 0.0)
         self.ended(
             _new_tuple(Ended, (
-                self.name, type(operation).__name__, keys if type(keys) is tuple else (keys,),
+                self.name, operation._op_kind or type(operation).__name__, keys if type(keys) is tuple else (keys,),
                 started_at, now, None if timeout is None or isinf(timeout) else timeout,
                 state, cause, None if key is NO_KEY else key, record.failed_tries,
                 cause is Cause.DEADLINE and state is COMPLETED,

@@ -149,6 +149,8 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         self._op_timeout = timeout if is_positive else None
         self._timer_deadline = deadline if timeout is None else None if is_positive else -inf
 
+    _op_kind: str | None = None
+    """What observers and figures call it; None for the name of its class."""
     _op_checked: ClassVar[type | None] = None
     """The class, once a purgatory has checked that its operations are told apart by identity."""
 
@@ -192,7 +194,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         if home is None or running_loop() is not home._loop:
             check_loop(self, "complete")
         dispatcher = _dispatcher_here(self) if home is None else home._dispatcher
-        if not (claim(self, COMPLETED) if home is None else home._claim(self, COMPLETED)):
+        if not claim(self, COMPLETED, Cause.FORCED):
             return False
         if dispatcher.current is not self:  # else the code that tries it runs the hooks
             dispatcher.perform(self._op_finish)
@@ -278,8 +280,9 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         being cancelled."""
         return False
 
-    def _op_may_outlast(self) -> bool:
-        """Whether it may wait for an iteration of the loop, though its deadline has passed."""
+    def _op_is_asynchronous(self) -> bool:
+        """Whether its task runs the condition, so that a try requests a run and no more. Then it may
+        wait for an iteration of the loop, though its deadline has passed."""
         return False
 
     def __repr__(self) -> str:
@@ -308,7 +311,7 @@ else:
 # -- trying
 
 
-def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> None:
+def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> bool:
     """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
     it has ended.
 
@@ -316,8 +319,12 @@ def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> None
         operation: a pending one.
         key: the key that is checked; `NO_KEY` without one.
         is_last: whether it expires if it does not complete.
+
+    Returns:
+        Whether observers learn of this try. The run of an asynchronous condition is notified when
+        it has ended.
     """
-    record = operation._op_record
+    record, is_counted = operation._op_record, True
     try:
         if operation._op_owner is None or not owner_has_left(operation):
             try:
@@ -326,16 +333,28 @@ def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> None
             except BaseException as error:
                 try_failed(operation, error)
             if record is not None:
-                if operation._op_state is COMPLETED:
-                    record.cause = Cause.DEADLINE if key is NO_KEY else Cause.KEY
-                else:
-                    record.failed_tries += 1
-                record.key = NO_KEY if operation._op_state is PENDING else key
+                is_counted = record_try(operation, record, key)
             if is_last:
                 claim(operation, EXPIRED, Cause.DEADLINE)
     finally:
         if operation._op_state is not PENDING:
             finish(operation)
+    return is_counted
+
+
+def record_try(operation: Operation, record: Record, key: Hashable) -> bool:
+    """Notes a try of an observed operation; False if it has requested a run and no more."""
+    if operation._op_state is not PENDING:
+        record.key = key
+    elif operation._op_is_asynchronous():
+        if record.key is NO_KEY:
+            record.key = key
+        return False
+    if operation._op_state is COMPLETED:
+        record.cause = Cause.DEADLINE if key is NO_KEY else Cause.KEY
+    else:
+        record.failed_tries += 1
+    return True
 
 
 def owner_has_left(operation: Operation) -> bool:
@@ -378,15 +397,18 @@ def try_failed(operation: Operation, error: BaseException) -> None:
 # -- ending
 
 
-def claim(operation: Operation, state: OperationState, cause: Cause | None = None) -> bool:
+def claim(
+    operation: Operation, state: OperationState, cause: Cause, key: Hashable = NO_KEY
+) -> bool:
     """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if
-    another call was first. Observers are notified of `cause`."""
+    another call was first. Observers are notified of `cause`, and of the checked key."""
     if operation._op_state is not PENDING:
         return False
-    if cause is not None and operation._op_record is not None:
-        operation._op_record.cause = cause
-    if operation._op_home is not None:
-        return operation._op_home._claim(operation, state)
+    record, home = operation._op_record, operation._op_home
+    if record is not None:
+        record.cause, record.key = cause, key
+    if home is not None:
+        return home._claim(operation, state)
     operation._op_state = state
     return True
 

@@ -46,6 +46,7 @@ from purgatory._core.operation import (
     fail,
     has_result,
     not_completed,
+    record_try,
     try_failed,
     try_once,
 )
@@ -226,7 +227,9 @@ class Purgatory(Generic[Op]):
                 except BaseException as error:
                     try_failed(operation, error)
                 if record is not None:
-                    record.failed_tries = 0 if operation._op_state is COMPLETED else 1
+                    record_try(operation, record, NO_KEY)
+                    if operation._op_state is COMPLETED:
+                        record.cause = Cause.FIRST_TRY
             if operation._op_state is PENDING and (
                 (self._max_pending is None and not self._closed and (when is None or when > now))
                 or self._may_wait(operation, when, now)
@@ -246,8 +249,6 @@ class Purgatory(Generic[Op]):
                     self._wheel.remove(operation)
                     self._leave(operation)
             if record is not None and self._notifier is not None:
-                if operation._op_state is PENDING:
-                    record.cause = Cause.FORCED
                 self._notifier.started(operation)
         except BaseException:
             self._undo_watch(operation)
@@ -286,15 +287,18 @@ class Purgatory(Generic[Op]):
             `key`.
 
         Raises:
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time. Before first use, no
+                loop is needed.
             TypeError: `key` is not hashable.
         """
-        if running_loop() is not self._loop:
-            self._bind("check {}", key, "check_and_complete_threadsafe")
         try:
             operation = self._by_key.get(key)
         except TypeError as error:
             raise TypeError(f"cannot check {describe(key)}: {error}") from error
+        if running_loop() is not self._loop and not self._is_used_here(
+            "check {}", key, "check_and_complete_threadsafe"
+        ):
+            return 0
         dispatcher = self._dispatcher
         if dispatcher.current is not None:
             self._check_later(key)
@@ -307,9 +311,9 @@ class Purgatory(Generic[Op]):
 
         dispatcher.current = operation
         try:
-            try_once(operation, key)
+            is_counted = try_once(operation, key)
             completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
-            if self._notifier is not None:
+            if is_counted and self._notifier is not None:
                 self._notifier.key_checked(key, 1, completed)
         except BaseException:
             dispatcher.current = None
@@ -369,6 +373,7 @@ class Purgatory(Generic[Op]):
         timeout: float | None = None,
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> T: ...
     @overload
     async def wait_for(
@@ -378,6 +383,7 @@ class Purgatory(Generic[Op]):
         timeout: float | None = None,
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> T: ...
     async def wait_for(
         self,
@@ -386,14 +392,18 @@ class Purgatory(Generic[Op]):
         timeout: float | None = None,
         *,
         give_back: Callable[[Any], object] | None = None,
+        kind: str | None = None,
     ) -> Any:
         """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a
         key, and at the deadline.
 
         If it returns an awaitable, that is awaited: an asynchronous predicate runs in the calling
         task, after it was registered under the keys, and again after each check, but never two at a
-        time. The checks that come during a run count as one. The deadline ends a run in progress,
-        as `asyncio.timeout` would.
+        time. The checks that come during a run count as one. The last run begins before the
+        deadline: earlier by twice the longest run so far, by a tenth of `timeout` at most. The
+        deadline ends a run in progress, as `asyncio.timeout` would.
+
+        The predicate runs in the `contextvars` context of this wait.
 
         A predicate may take its value, as `lambda: jobs.pop() if jobs else None` does. It is not
         called any more once the task is cancelled; but the task may be cancelled after the call,
@@ -403,22 +413,26 @@ class Purgatory(Generic[Op]):
             predicate: a function or a coroutine function, called on the loop's thread.
             keys: the keys whose checks call it; at least one.
             timeout: in seconds; `None` for no limit, zero and less to call `predicate` once.
-            give_back: called with a true value that cannot be returned, because the wait was
-                cancelled. Then the keys are checked, so that the next waiter gets the value. Its
-                exceptions go to the loop's exception handler.
+            give_back: called with a true value that cannot be returned, because the task was
+                cancelled, or the wait had ended before the run of an asynchronous predicate. Then
+                the keys are checked, so that the next waiter gets the value. Its exceptions go to
+                the loop's exception handler.
+            kind: what observers and figures call the wait; by default "Condition".
 
         Returns:
             The first true value.
 
         Raises:
-            OperationTimeout: a `TimeoutError`; nothing true came in time.
+            OperationTimeout: a `TimeoutError`; the predicate was still false at the deadline.
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             BaseException: the exception of `predicate`; and the errors of
                 `try_complete_else_watch`.
         """
-        return await conditions.wait_for(self, predicate, keys, timeout, give_back)
+        return await conditions.wait_for(self, predicate, keys, timeout, give_back, kind)
 
-    async def receive(self, key: Hashable, timeout: float | None = None) -> Any:
+    async def receive(
+        self, key: Hashable, timeout: float | None = None, *, kind: str | None = None
+    ) -> Any:
         """Waits for the value of a `deliver` under `key`: for instance a reply, by its id.
 
         Values delivered earlier are not received. To send a request between the two, use `expect`.
@@ -426,15 +440,18 @@ class Purgatory(Generic[Op]):
         Args:
             key: any number may receive under it.
             timeout: in seconds; `None` for no limit.
+            kind: what observers and figures call the wait; by default "Receiver".
 
         Raises:
             OperationTimeout: a `TimeoutError`; nothing was delivered in time.
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             PurgatoryError, ValueError, TypeError: see `try_complete_else_watch`.
         """
-        return await conditions.receive(self, key, timeout)
+        return await conditions.receive(self, key, timeout, kind)
 
-    def expect(self, key: Hashable, timeout: float | None = None) -> conditions.Reply:
+    def expect(
+        self, key: Hashable, timeout: float | None = None, *, kind: str | None = None
+    ) -> conditions.Reply:
         """Accepts the value of a `deliver` under `key` within a block, also before it is awaited.
 
             with replies.expect(id, timeout=5) as reply:
@@ -445,13 +462,15 @@ class Purgatory(Generic[Op]):
 
         Args:
             key: any number may expect a value under it.
-            timeout: in seconds from entering; `None` for no limit.
+            timeout: in seconds from entering; `None` for no limit. It bounds the wait, not the
+                block: to bound a slow `send` as well, put both into a `purgatory.timeout`.
+            kind: what observers and figures call the wait; by default "Receiver".
 
         Raises:
             ValueError, TypeError: `timeout` is NaN, or no number. Entering raises the errors of
                 `try_complete_else_watch`; for the errors of `await` see `Reply`.
         """
-        return conditions.Reply(self, key, timeout)
+        return conditions.Reply(self, key, timeout, kind)
 
     def deliver(self, key: Hashable, value: Any) -> int:
         """Delivers `value` to all that receive or expect one under `key` now.
@@ -463,12 +482,13 @@ class Purgatory(Generic[Op]):
         Cost: O(operations that watch `key`).
 
         Raises:
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time. Before first use, no
+                loop is needed.
             TypeError: `key` is not hashable.
         """
-        if running_loop() is not self._loop:
-            self._bind("deliver to {}", key, "deliver_threadsafe")
-        count = conditions.deliver(self._by_key.operations(key), value)
+        count = 0
+        if self._is_used_here("deliver to {}", key, "deliver_threadsafe"):
+            count = conditions.deliver(self._by_key.operations(key), value)
         if count:
             self.check_and_complete(key)
         return count
@@ -495,9 +515,11 @@ class Purgatory(Generic[Op]):
             `acancel_for_key` for large numbers.
 
         Raises:
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time. Before first use, no
+                loop is needed.
         """
-        self._bind("cancel what watches {}", key)
+        if not self._is_used_here("cancel what watches {}", key):
+            return []
         return [
             cast("Op", operation) for operation in self._by_key.operations(key) if cancel(operation)
         ]
@@ -526,17 +548,20 @@ class Purgatory(Generic[Op]):
         Raises:
             TypeError: `exception` is not an exception (a class, for instance); or `key` is not
                 hashable.
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time. Before first use, no
+                loop is needed.
         """
         require_exception(f"fail what watches {describe(key)}", exception)
-        self._bind("fail what watches {}", key)
+        if not self._is_used_here("fail what watches {}", key):
+            return 0
         return sum(fail(each, exception) for each in self._by_key.operations(key))
 
     def fail_all(self, exception: BaseException) -> int:
         """As `fail`, for the operations of all keys: when a connection is lost, those who wait for
         its replies want that error. Cost: O(all operations), at once."""
         require_exception(f"fail {printable(self.name)}", exception)
-        self._bind(f"fail {printable(self.name)}")
+        if not self._is_used_here(f"fail {printable(self.name)}"):
+            return 0
         return sum(
             fail(each, exception)
             for key in list(self._by_key)
@@ -619,6 +644,20 @@ class Purgatory(Generic[Op]):
             self._async_waits.clear()
             self._inbox.rebind()
 
+    def _is_used_here(self, action: str, key: Hashable = None, threadsafe: str = "") -> bool:
+        """False if it was never used: then nothing can wait here, and no loop is needed.
+
+        Raises:
+            TypeError: `key` is not hashable.
+            WrongLoop: called from another loop or thread than the first time.
+        """
+        hash(key)
+        if self._loop is UNBOUND:
+            return False
+        if running_loop() is not self._loop:
+            self._bind(action, key, threadsafe)
+        return True
+
     def _report(self, message: str, error: BaseException | None) -> None:
         """Passes an error in user code to the loop's exception handler. Does not raise: SystemExit
         and KeyboardInterrupt are raised in the next iteration of the loop."""
@@ -672,7 +711,7 @@ class Purgatory(Generic[Op]):
         """
         if self._closed:  # closed by the newcomer's own try
             cancel(operation, Cause.CLOSED)
-        elif when is not None and when <= now and not operation._op_may_outlast():
+        elif when is not None and when <= now and not operation._op_is_asynchronous():
             operation._timer_deadline = max(when, now)
             claim(operation, EXPIRED, Cause.DEADLINE)
         elif self._max_pending is not None and self._pending >= self._max_pending:
@@ -737,7 +776,8 @@ class Purgatory(Generic[Op]):
         return queued + steps_to_leave(keys)
 
     def _count_missed_trigger(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
-        kind, timeout = type(operation).__name__, operation._op_timeout
+        kind = operation._op_kind or type(operation).__name__
+        timeout = operation._op_timeout
         deadline = operation._timer_deadline
         self._missed_triggers += 1
         self._recent_missed_triggers.append((kind, keys, timeout, deadline))

@@ -81,9 +81,14 @@ class _Wait(Receiver):
     __slots__ = ("end", "home", "started_at", "threshold")
 
     def __init__(
-        self, home: "ThresholdPurgatory[Any, Any]", key: Any, threshold: Any, timeout: float | None
+        self,
+        home: "ThresholdPurgatory[Any, Any]",
+        key: Any,
+        threshold: Any,
+        timeout: float | None,
+        kind: str | None,
     ) -> None:
-        super().__init__(key, timeout)
+        super().__init__(key, timeout, kind)
         self.home = home
         self.threshold = threshold
         self.started_at = home._waits._time()
@@ -157,7 +162,9 @@ class ThresholdPurgatory(Generic[K, V]):
             self._waits._loop_wheel, self._advance_from_threads
         )
 
-    async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
+    async def wait(
+        self, key: K, threshold: V, timeout: float | None = None, *, kind: str | None = None
+    ) -> V:
         """Waits until the value of `key` is at least `threshold`.
 
         Waits for equal thresholds of a key are answered in the order in which they began.
@@ -167,6 +174,7 @@ class ThresholdPurgatory(Generic[K, V]):
             threshold: of the type of the key's values.
             timeout: in seconds; `None` and `inf` for no limit. At zero or below, the value is
                 compared once.
+            kind: what observers and figures call the wait; by default "wait".
 
         Returns:
             The value of the key, if it has reached the threshold already; else the first value that
@@ -191,7 +199,7 @@ class ThresholdPurgatory(Generic[K, V]):
             self._bind("wait for {}", key)
         if threshold != threshold:
             raise ValueError(f"cannot {_wait(key, threshold)}: NaN is never reached")
-        waiter = _Wait(self, key, threshold, timeout)
+        waiter = _Wait(self, key, threshold, timeout, kind)
         queue = self._queues.get(key)
         if queue is not None and queue.has_reached(threshold):
             waiter.value = queue.value
@@ -231,11 +239,12 @@ class ThresholdPurgatory(Generic[K, V]):
             TypeError: `value` cannot be compared with the current value or with a threshold; or
                 `key` is not hashable.
             PurgatoryFull: `max_keys` other keys have a value or a waiter.
-            WrongLoop: called on another loop or thread than the first time, or outside any loop.
+            WrongLoop: called on another loop or thread than the first time. Until the first wait, no
+                loop is needed.
 
         A call that raises changes nothing.
         """
-        if running_loop() is not self._waits._loop:
+        if running_loop() is not self._waits._loop and self._is_bound:
             self._bind("advance {}", key, "advance_threadsafe")
         queue = self._queue_of(key, "advance {} to {}", value)
         waiters = queue.advance(value)
@@ -280,10 +289,11 @@ class ThresholdPurgatory(Generic[K, V]):
         Raises:
             TypeError: `exception` is not an exception (a class, for instance); `key` is not
                 hashable; or `above` cannot be compared with the thresholds.
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time.
         """
         require_exception(f"fail {describe(key)}", exception)
-        self._bind("fail {}", key)
+        if self._is_bound:
+            self._bind("fail {}", key)
         queue = self._queues.get(key)
         if queue is None:
             return 0
@@ -303,9 +313,10 @@ class ThresholdPurgatory(Generic[K, V]):
 
         Raises:
             TypeError: `key` is not hashable.
-            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            WrongLoop: called from another loop or thread than the first time.
         """
-        self._bind("forget {}", key)
+        if self._is_bound:
+            self._bind("forget {}", key)
         queue = self._queues.get(key)
         if queue is None or queue.value is UNKNOWN:
             return False
@@ -372,6 +383,11 @@ class ThresholdPurgatory(Generic[K, V]):
         )
 
     # -- queues
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether it was used on a loop. Before, there are values alone, and no wait."""
+        return self._waits._loop is not UNBOUND
 
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another

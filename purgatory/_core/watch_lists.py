@@ -288,9 +288,8 @@ class KeyCheck:
             spent += 1
             if operation._op_state is PENDING:
                 keys = operation._op_keys
-                self._tries += 1
                 dispatcher.current = operation
-                try_once(operation, self.key)
+                self._tries += try_once(operation, self.key)
                 if operation._op_state is not PENDING:
                     spent += steps_to_leave(keys) - 1
                     if operation._op_state is COMPLETED:

@@ -394,12 +394,37 @@ def freed_by(purgatory, key):
             assert await reply is value
         return value
 
+    async def fail():
+        error = WeakError()
+
+        async def expected():
+            with purgatory.expect(key, 5) as reply:
+                await reply
+
+        for wait in (
+            purgatory.receive(key, 5),
+            expected(),
+            purgatory.wait_for(bool, [key], 5),
+            purgatory.wait_for(lambda: asyncio.sleep(0), [key], 5),
+            purgatory.wait_for(lambda: asyncio.sleep(60), [key], 5),
+        ):
+            task = asyncio.create_task(outcome(wait))
+            await iterations(2)
+            assert purgatory.fail(key, error) == 1
+            assert await task is error
+            error.with_traceback(None)
+        return error
+
     return {
         **{f.__name__: f for f in (check, cancel_key, expiry, wait, cancelled_wait, predicate)},
-        **{f.__name__: f for f in (timer, tracker, timeout, threshold, reply)},
+        **{f.__name__: f for f in (timer, tracker, timeout, threshold, reply, fail)},
         "force_complete": lambda: ended("force_complete"),
         "cancel": lambda: ended("cancel"),
     }
+
+
+class WeakError(Exception):
+    """Has weak references, as all exceptions of a class in Python."""
 
 
 @on_virtual_time

@@ -1,10 +1,11 @@
 """Hooks run in the context (`contextvars`) of the code that caused them, including hooks deferred
-to later iterations of the loop."""
+to later iterations of the loop; predicates in the context of their wait."""
 
 import asyncio
 from contextvars import ContextVar, copy_context
 
-from helpers import Probe, iterations, watch_all
+import pytest
+from helpers import Probe, in_thread, iterations, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationState
@@ -60,15 +61,39 @@ async def test_deferred_hooks_keep_the_context_that_caused_them(purgatory):
         assert {operation.result() for operation in operations[MANY // 2 :]} == {name}
 
 
+async def check(purgatory, values):
+    values.append(True)
+    in_context_of("checker", purgatory.check_and_complete, "key")
+
+
+async def check_in_thread(purgatory, values):
+    values.append(True)
+    in_context_of("checker", in_thread, purgatory.check_and_complete_threadsafe, "key")
+
+
+async def miss_the_trigger(purgatory, values):
+    values.append(True)
+
+
 @on_virtual_time
-async def test_crowded_predicate_is_called_in_checkers_context(purgatory):
+@pytest.mark.parametrize("ending", [check, check_in_thread, miss_the_trigger])
+@pytest.mark.parametrize("number", [1, 2, MANY])
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+async def test_predicate_runs_in_context_of_its_wait(purgatory, is_asynchronous, number, ending):
     values = []
 
     def predicate():
         return values and who()
 
-    tasks = [asyncio.create_task(purgatory.wait_for(predicate, ["key"])) for _ in range(MANY)]
+    async def query():
+        return predicate()
+
+    async def wait(name):
+        caller.set(name)
+        return await purgatory.wait_for(query if is_asynchronous else predicate, ["key"], 60)
+
+    names = [f"wait {index}" for index in range(number)]
+    tasks = [asyncio.create_task(wait(name)) for name in names]
     await iterations(2)
-    values.append(True)
-    in_context_of("checker", purgatory.check_and_complete, "key")
-    assert set(await asyncio.gather(*tasks)) == {"checker"}
+    await ending(purgatory, values)
+    assert await asyncio.gather(*tasks) == names

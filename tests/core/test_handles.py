@@ -8,7 +8,7 @@ from inspect import iscoroutine
 from typing import Any
 
 import pytest
-from helpers import Probe, in_thread, iterations
+from helpers import Broken, Probe, in_thread, iterations, watch_all
 
 from purgatory import (
     DelayedOperation,
@@ -230,6 +230,36 @@ def test_unused_object_is_bound_by_its_first_loop(cls: type) -> None:
     with pytest.raises(WrongLoop, match="no event loop is running in this thread to be bound to"):
         use()
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_in_a_loop", [False, True])
+def test_unused_object_finds_nothing_and_binds_nothing(is_in_a_loop: bool) -> None:
+    purgatory, thresholds = Purgatory[Any](), ThresholdPurgatory[str, int]()
+
+    async def use() -> None:
+        for method in ("check_and_complete", "cancel_for_key"):
+            assert not getattr(purgatory, method)("key")
+            with pytest.raises(TypeError):
+                getattr(purgatory, method)([])
+        assert purgatory.deliver("key", "value") == purgatory.fail("key", Broken()) == 0
+        assert purgatory.fail_all(Broken()) == 0
+        assert thresholds.advance("key", 3) == thresholds.fail("key", Broken()) == 0
+        assert thresholds.forget("key") and not thresholds.forget("key")
+        thresholds.advance("key", 5)
+
+    async def wait() -> None:
+        assert await thresholds.wait("key", 4) == 5
+        watch_all(purgatory, [operation := Probe(ready=True)])
+        assert operation.is_completed
+        await purgatory.aclose()
+        await thresholds.aclose()
+
+    if is_in_a_loop:
+        asyncio.run(use())
+    else:
+        with pytest.raises(StopIteration):
+            use().send(None)
+    asyncio.run(wait())
 
 
 def test_loop_run_by_another_thread_keeps_its_objects() -> None:

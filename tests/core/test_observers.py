@@ -287,3 +287,33 @@ async def test_work_caused_by_observer_follows_its_return():
         await check(purgatory, first)
         assert [ended.key for ended in chain.ended] == ["key", "second"]
     assert chain.at_once is False
+
+
+async def expected(purgatory, **given):
+    with purgatory.expect("key", 5, **given) as reply:
+        return await reply
+
+
+KINDS = {
+    "wait_for": (
+        lambda purgatory, **given: purgatory.wait_for(bool, ["key"], 5, **given),
+        "Condition",
+    ),
+    "receive": (lambda purgatory, **given: purgatory.receive("key", 5, **given), "Receiver"),
+    "expect": (expected, "Receiver"),
+    "thresholds": (lambda purgatory, **given: purgatory.wait("key", 3, 5, **given), "wait"),
+}
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("wait", "default"), KINDS.values(), ids=[*KINDS])
+async def test_wait_is_called_by_its_kind(wait, default):
+    listener = Listener()
+    cls = package.ThresholdPurgatory if default == "wait" else Purgatory
+    async with cls(observer=listener) as purgatory:
+        await outcome(wait(purgatory))
+        await outcome(wait(purgatory, kind="fetch"))
+        assert [ended.kind for ended in listener.ended] == [default, "fetch"]
+        with pytest.raises(TypeError, match="kind must be a string or None, got 3"):
+            await wait(purgatory, kind=3)
+    assert [ended.kind for ended in listener.ended] == [default, "fetch"]
