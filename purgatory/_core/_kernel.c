@@ -48,7 +48,7 @@
     X(Notifier, _check_observers)
 
 #define CONSTANTS(X) /* names of constants, from any module */ \
-    X(WHEEL_ATTRIBUTE) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) \
+    X(WHEEL_ATTRIBUTE) X(handle) X(running_loop) X(partial) X(CALLED) X(CREATED) X(PENDING) X(COMPLETED) \
     X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) X(_set_exception) X(try_failed) \
     X(try_once) X(wake_waiters) \
     X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys) X(Ended) X(Failure) \
@@ -168,6 +168,11 @@ static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) {
     return twin_attribute(self, "__qualname__");
 }
 
+/* so that `isinstance` and tools which rely on it, such as `unittest.mock`, find a function */
+static PyObject *twin_class(PyObject *self, void *Py_UNUSED(closure)) {
+    return Py_NewRef((PyObject *)Py_TYPE(((Twin *)self)->python));
+}
+
 static PyObject *twin_repr(PyObject *self) { return PyObject_Repr(((Twin *)self)->python); }
 
 static int twin_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -191,6 +196,7 @@ static PyMemberDef twin_members[] = {
     {"__wrapped__", T_OBJECT_EX, offsetof(Twin, python), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Twin, vectorcall), READONLY, NULL}, {0}};
 static PyGetSetDef twin_getset[] = {
+    {"__class__", twin_class, NULL, NULL, NULL},
     {"__doc__", twin_attribute, NULL, NULL, "__doc__"},
     {"__module__", twin_attribute, NULL, NULL, "__module__"}, {0}};
 static PyMethodDef twin_methods[] = {{"__reduce__", twin_reduce, METH_NOARGS, NULL}, {0}};
@@ -315,7 +321,7 @@ struct Node {
 typedef struct {
     PyObject_HEAD
     Node node;
-    double deadline; /* see get_time */
+    double deadline; /* see get_time; 0.0 before it is set */
 } Entry;
 typedef struct Link {
     Node node;
@@ -359,10 +365,6 @@ static int remove_entry(State *st, PyObject *entry) { /* 0 if it is in no list; 
     return failed ? -1 : 1;
 }
 
-static PyObject *no_attribute(PyObject *self, const char *name) {
-    return PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '%s'",
-        Py_TYPE(self)->tp_name, name);
-}
 static struct PyModuleDef module_def;
 static State *state_of(PyObject *self) { /* NULL is an exception */
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
@@ -456,26 +458,22 @@ static PyType_Spec watch_list_spec = {
     "purgatory._core._kernel.WatchList", sizeof(List), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, watch_list_slots};
 
-/* A time in seconds, in a field of C. NaN represents None. Zero represents a slot without a value,
-   because new memory is zero; so the time zero is stored as -0.0. */
-static inline double assigned(double time) { return time == 0.0 ? -0.0 : time; }
-static PyObject *get_time(PyObject *self, double time, const char *name) {
-    if (isnan(time)) Py_RETURN_NONE;
-    if (time == 0.0 && !signbit(time)) return no_attribute(self, name);
-    return PyFloat_FromDouble(time == 0.0 ? 0.0 : time);
+/* A time in seconds, in a field of C. NaN represents None. */
+static PyObject *get_time(double time) {
+    return isnan(time) ? Py_NewRef(Py_None) : PyFloat_FromDouble(time);
 }
-static int set_time(double *field, PyObject *value) {
+static int set_time(double *field, PyObject *value) { /* 0.0 if it is deleted */
     double time = value == NULL ? 0.0 : value == Py_None ? Py_NAN : PyFloat_AsDouble(value);
     if (time == -1.0 && PyErr_Occurred()) return -1;
     if (isnan(time) && value != Py_None) {
         PyErr_SetString(PyExc_ValueError, "a time cannot be NaN");
         return -1;
     }
-    *field = value != NULL ? assigned(time) : time;
+    *field = time;
     return 0;
 }
 static PyObject *entry_get_deadline(PyObject *self, void *Py_UNUSED(closure)) {
-    return get_time(self, DEADLINE(self), "_timer_deadline");
+    return get_time(DEADLINE(self));
 }
 static int entry_set_deadline(PyObject *self, PyObject *value, void *Py_UNUSED(closure)) {
     return set_time(&DEADLINE(self), value);
@@ -552,9 +550,11 @@ static PyObject *op_get(PyObject *self, void *which) {
     State *st = state_of(self);
     Operation *op = OP(self);
     if (st == NULL) return NULL;
-    if (op->state == NEW) return no_attribute(self, "_op_state");
+    if (op->state == NEW)
+        return PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '_op_state'",
+            Py_TYPE(self)->tp_name);
     if ((size_t)which == STATE) return get(state_object(st, op->state));
-    if ((size_t)which == TIMEOUT) return get_time(self, op->timeout, "_op_timeout");
+    if ((size_t)which == TIMEOUT) return get_time(op->timeout);
     if ((size_t)which == KEYS) return get(keys_watched(st, self));
     if ((size_t)which == RESULT) return get(op->has_result ? op->keys_or_result : st->NO_RESULT);
     return get(GET_RARE(op, (size_t)which));
@@ -681,7 +681,7 @@ static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, dou
     int result = PASSED;
     if (LIST(entry) == NULL) {
         append((List *)bucket, &((Entry *)entry)->node);
-        DEADLINE(entry) = assigned(at);
+        DEADLINE(entry) = at;
         result = 1;
     }
     Py_XDECREF(before); /* last, because it may run a finalizer */
@@ -865,14 +865,22 @@ static int leave_lists(PyObject *by_key, PyObject *operation, PyObject *keys) {
 /* watch_lists.WatchLists.listed(self, key): a new reference; NULL, perhaps with an exception, if
    nothing waits */
 static PyObject *listed(State *st, PyObject *by_key, PyObject *key) {
-    PyObject *waiting = PyDict_GetItemWithError(by_key, key);
-    if (waiting == NULL || is_a(waiting, st->WatchList)) return Py_XNewRef(waiting);
-    PyObject *list = st->WatchList->tp_alloc(st->WatchList, 0);
-    if (list == NULL) return NULL;
-    ((List *)list)->key = Py_NewRef(key);
-    waiting = PyDict_GetItemWithError(by_key, key); /* a finalizer may have ended it */
-    if (waiting == NULL || link_operation((List *)list, waiting)
-        || PyDict_SetItem(by_key, key, list)) Py_CLEAR(list);
+    PyObject *waiting = PyDict_GetItemWithError(by_key, key), *list = NULL;
+    if (waiting != NULL && !is_a(waiting, st->WatchList)) {
+        if ((list = st->WatchList->tp_alloc(st->WatchList, 0)) == NULL) return NULL;
+        ((List *)list)->key = Py_NewRef(key);
+        waiting = PyDict_GetItemWithError(by_key, key); /* what a finalizer or `__eq__` has left */
+    }
+    if (waiting == NULL || is_a(waiting, st->WatchList)) {
+        Py_XINCREF(waiting);
+        Py_XDECREF(list);
+        return waiting;
+    }
+    if (link_operation((List *)list, waiting) || PyDict_SetItem(by_key, key, list)) Py_CLEAR(list);
+    else if (((List *)list)->size == 0) { /* a finalizer has ended it */
+        (void)discard(by_key, key, list);
+        Py_CLEAR(list);
+    }
     return list;
 }
 static int join_list(State *st, PyObject *by_key, PyObject *operation, PyObject *key) {
@@ -926,17 +934,11 @@ static int is_awaited(PyObject *operation) {
     return GET_RARE(operation, OWNER) != NULL || GET_RARE(operation, WAITERS) != NULL;
 }
 
-/* Calls `function` with the raised exception, which is also the handled one, as in an `except`
-   block. */
-static int handle(PyObject *function, PyObject *operation, int is_kept) {
-    PyFrameObject *frame = PyEval_GetFrame();
-    /* Add the catching frame, because `Failure.of_hook` removes one frame. */
-    if (is_kept && frame != NULL) PyTraceBack_Here(frame);
-    PyObject *error = PyErr_GetRaisedException(), *before = PyErr_GetHandledException();
-    PyErr_SetHandledException(error);
-    int failed = done(PyObject_CallFunctionObjArgs(function, operation, error, NULL));
-    PyErr_SetHandledException(before);
-    Py_XDECREF(before);
+/* Calls `function` with the raised exception in an `except` block of Python: so it is the handled
+   one, and has a frame for that block. */
+static int handle(State *st, PyObject *function, PyObject *operation) {
+    PyObject *error = PyErr_GetRaisedException();
+    int failed = done(PyObject_CallFunctionObjArgs(st->handle, error, function, operation, NULL));
     Py_DECREF(error);
     return failed;
 }
@@ -1014,9 +1016,9 @@ static int run_hooks(State *st, PyObject *operation) {
     if (result != NULL) {
         set_result(operation, result);
         Py_DECREF(result);
-    } else if (handle(st->_set_exception, operation, 1)) return -1;
+    } else if (handle(st, st->_set_exception, operation)) return -1;
     if (IS(operation, EXPIRED)) {
-        if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1))
+        if (done(CALL0(operation, on_expiration)) && handle(st, st->_set_exception, operation))
             return -1;
     }
     return is_awaited(operation) ? wake_waiters(st, operation) : 0;
@@ -1036,9 +1038,11 @@ static PyObject *event_fields(State *st, PyObject *notifier, PyObject *operation
         *started_at = AT(record, Record, started_at), *cause = AT(record, Record, cause),
         *result = OP(operation)->has_result ? OP(operation)->keys_or_result : NULL;
     double timeout = OP(operation)->timeout;
-    if (isnan(timeout)) timeout = DEADLINE(operation) - PyFloat_AS_DOUBLE(started_at);
-    if (isnan(OP(operation)->timeout) && timeout < 0.0) timeout = 0.0;
-    PyObject *fields = PyTuple_New(13);
+    if (isnan(timeout)) { /* `started_at` may be an int, as `loop.time()` */
+        timeout = DEADLINE(operation) - PyFloat_AsDouble(started_at);
+        if (timeout < 0.0) timeout = 0.0;
+    }
+    PyObject *fields = PyErr_Occurred() ? NULL : PyTuple_New(13);
     if (fields == NULL) return NULL;
     PyObject *values[] = {
         get(AT(notifier, Notifier, name)), kind_of(st, operation),
@@ -1073,9 +1077,11 @@ static int tell_ended(State *st, PyObject *notifier, PyObject *operation, PyObje
     for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(observers); i++) {
         PyObject *observer = PyTuple_GET_ITEM(observers, i);
         if (done(CALL(observer, operation_ended, event)) == 0) continue;
-        PyObject *error = PyErr_GetRaisedException();
-        failed = done(CALL(notifier, _failed, st->s_operation_ended, observer, error));
-        Py_DECREF(error);
+        PyObject *error = PyErr_GetRaisedException(),
+            *report = PyObject_GetAttr(notifier, st->s__failed);
+        failed = report == NULL || done(PyObject_CallFunctionObjArgs(
+            st->handle, error, report, st->s_operation_ended, observer, NULL));
+        Py_DECREF(error); Py_XDECREF(report);
     }
     Py_DECREF(observers); Py_DECREF(event);
     return failed ? -1 : 0;
@@ -1120,7 +1126,7 @@ static int try_complete(State *st, PyObject *operation) {
         if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
         Py_XDECREF(error);
     }
-    return handle(st->try_failed, operation, IS(operation, PENDING));
+    return handle(st, st->try_failed, operation);
 }
 
 /* operation.record_try(operation, record, key): UNCOUNTED for a run that was requested and no more;
@@ -1201,23 +1207,27 @@ static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
     return leave_hook(st, dispatcher, finish_steps(st, operation));
 }
 
-/* The dispatcher of a purgatory whose loop runs in this thread; or NULL, perhaps with an
-   exception. */
+/* The dispatcher of a purgatory; NULL if its `__init__` was called again. */
 static PyObject *dispatcher_of(State *st, PyObject *home) {
+    PyObject *dispatcher = is_a(home, st->Purgatory) ? AT(home, Purgatory, _dispatcher) : NULL;
+    return is_a(dispatcher, st->Dispatcher) ? dispatcher : NULL;
+}
+/* The same, if its loop runs in this thread; or NULL, perhaps with an exception. */
+static PyObject *dispatcher_here(State *st, PyObject *home) {
     if (!is_a(home, st->Purgatory) || is_running(st, AT(home, Purgatory, _loop)) != 1) return NULL;
-    return AT(home, Purgatory, _dispatcher);
+    return dispatcher_of(st, home);
 }
 
 /* operation.DelayedOperation._timer_expired(self), purgatory.Purgatory._expire(self, operation) */
 static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    PyObject *operation = a[0], *purgatory = is_made(st, operation) ? OP(operation)->home : NULL;
-    if (!is_a(purgatory, st->Purgatory) || !IS(operation, PENDING)
+    PyObject *operation = a[0], *purgatory = is_made(st, operation) ? OP(operation)->home : NULL,
+        *dispatcher = dispatcher_of(st, purgatory);
+    if (dispatcher == NULL || !IS(operation, PENDING)
         || PyObject_IsTrue(AT(purgatory, Purgatory, _inbox))
         || PyDict_GET_SIZE(AT(purgatory, Purgatory, _checks))) return PASS;
-    PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL,
-        *dispatcher = Py_NewRef(AT(purgatory, Purgatory, _dispatcher));
-    Py_INCREF(purgatory);
+    PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL;
+    Py_INCREF(dispatcher); Py_INCREF(purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
     int failed = try_once(st, operation, st->NO_KEY, 1) < 0;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
@@ -1240,7 +1250,7 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     State *st = self->st;
     PyObject *operation = a[0];
     if (!is_made(st, operation)) return PASS;
-    PyObject *dispatcher = dispatcher_of(st, OP(operation)->home);
+    PyObject *dispatcher = dispatcher_here(st, OP(operation)->home);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     Py_INCREF(dispatcher);
     int won = claim(st, operation, COMPLETED, st->FORCED);
@@ -1359,7 +1369,7 @@ static int wait_until(State *st, PyObject *purgatory, PyObject *operation, PyObj
     double when, PyObject *now) {
     if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Purgatory, _max_pending) != Py_None
         || AT(purgatory, Purgatory, _closed) != Py_False) {
-        PyObject *until = get_time(operation, assigned(when), "_timer_deadline");
+        PyObject *until = get_time(when);
         PyObject *answer = until == NULL ? NULL : CALL(purgatory, _may_wait, operation, until, now);
         int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(until); Py_XDECREF(answer);
@@ -1399,7 +1409,7 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
     if (!is_made(st, operation) || !is_known(st, operation)) return PASS;
-    PyObject *dispatcher = dispatcher_of(st, purgatory);
+    PyObject *dispatcher = dispatcher_here(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     if (!is_watchable(st, purgatory, operation)
         || !is_quiet(st, AT(purgatory, Purgatory, _notifier))) return PASS;
@@ -1461,7 +1471,7 @@ static int notify_check(State *st, PyObject *purgatory, PyObject *key, int compl
 static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *purgatory = a[0], *key = a[1], *result = NULL;
-    PyObject *dispatcher = dispatcher_of(st, purgatory);
+    PyObject *dispatcher = dispatcher_here(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     PyObject *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
     Py_INCREF(dispatcher);
@@ -1492,8 +1502,8 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
 /* watch_lists.KeyCheck._try_untried(self, operations, budget) */
 static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
-    if (!is_a(a[1], st->WatchList)) return PASS;
-    PyObject *check = a[0], *dispatcher = AT(AT(check, KeyCheck, _home), Purgatory, _dispatcher);
+    PyObject *check = a[0], *dispatcher = dispatcher_of(st, AT(check, KeyCheck, _home));
+    if (!is_a(a[1], st->WatchList) || dispatcher == NULL) return PASS;
     PyObject *key = AT(check, KeyCheck, key), *queue = AT(dispatcher, Dispatcher, queue);
     List *list = (List *)a[1];
     long spent = 1, budget = PyLong_AsLong(a[2]);

@@ -207,7 +207,7 @@ class IdleTracker(Generic[Id]):
                 f"cannot {action.format(describe(id))}: the idle tracker {self._name!r} is closed"
             )
         self._loop_wheel.bind(action, id, len(self._entries))
-        self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
 
     def _expire(self, entry: _TrackedId) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""

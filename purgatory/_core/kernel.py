@@ -92,3 +92,19 @@ def constants(**values: object) -> None:
     """Gives the twins the objects that they compare with or call, by name."""
     if _kernel is not None:
         _kernel.constants(values)
+
+
+def _handle(error: BaseException, function: Callable[..., object], *args: object) -> None:
+    """Calls `function(*args, error)` for a twin while `error` is being handled, as in an `except`
+    block of the definition."""
+    context = error.__context__
+    try:
+        raise error
+    except BaseException:
+        error.__context__ = context  # which `raise` has replaced, if another is being handled
+        function(*args, error)
+    finally:
+        del error, context  # which would make a cycle with the traceback
+
+
+constants(handle=_handle)

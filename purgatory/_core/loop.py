@@ -133,7 +133,7 @@ class LoopBinding:
                 if self.loop is UNBOUND or (
                     self.loop is not loop and self.loop.is_closed() and not pending
                 ):
-                    self.loop, self.time = loop, loop.time
+                    self.time, self.loop = loop.time, loop  # what is compared is set last
                     return True
             if loop is self.loop:
                 return False

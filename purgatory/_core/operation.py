@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
-from purgatory._core.errors import OperationCancelled, WrongLoop
+from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
 from purgatory._core.failure import Failure
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import report, running_loop
@@ -121,6 +121,9 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
     @compiled
     def __init__(self, timeout: float | None = None, *, deadline: float | None = None) -> None:
+        """Makes an operation that is not watched yet; for the arguments see the class."""
+        if hasattr(self, "_op_home") and self._op_home is not None:
+            raise OperationReused(f"cannot initialise {describe(self)} again: it has been watched")
         if type(timeout) is float and timeout > 0.0 and deadline is None:
             self._op_timeout = timeout
             self._timer_deadline = None

@@ -79,8 +79,8 @@ class Purgatory(Generic[Op]):
 
     Args:
         name: for errors, logs and statistics.
-        tick: the grain of deadlines in seconds, positive and finite: an operation expires late by
-            this much at most.
+        tick: the grain of deadlines in seconds, finite and at least a nanosecond: an operation
+            expires late by this much at most.
         wheel_size: how many buckets each level of the timing wheel spans, at least 2.
         max_pending: how many operations may wait at once; `None` for no limit.
         observer: is notified of each operation that has ended and of each check; or a sequence of
@@ -125,6 +125,8 @@ class Purgatory(Generic[Op]):
         max_pending: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
+        if getattr(self, "_pending", 0):
+            raise RuntimeError(f"cannot initialise {describe(self)} again: operations wait in it")
         check_limit("max_pending", max_pending)
         self.name = name
         self._max_pending = max_pending
@@ -636,12 +638,15 @@ class Purgatory(Generic[Op]):
     def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
         loop."""
-        if self._loop_wheel.bind(action, value, self._pending, threadsafe):
-            self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
-            self._dispatcher = dispatcher_of(self._loop)
+        self._loop_wheel.bind(action, value, self._pending, threadsafe)
+        loop = self._loop_wheel.loop
+        if self._loop is not loop:
+            self._time = self._loop_wheel.time
+            self._dispatcher = dispatcher_of(loop)
             self._idle_waiter = None
             self._checks.clear()
             self._async_waits.clear()
+            self._loop = loop  # last: until then, the next call finishes what Ctrl-C interrupts
             self._inbox.rebind()
 
     def _is_used_here(self, action: str, key: Hashable = None, threadsafe: str = "") -> bool:
@@ -712,7 +717,7 @@ class Purgatory(Generic[Op]):
         if self._closed:  # closed by the newcomer's own try
             cancel(operation, Cause.CLOSED)
         elif when is not None and when <= now and not operation._op_is_asynchronous():
-            operation._timer_deadline = max(when, now)
+            operation._timer_deadline = float(max(when, now))  # a clock may give ints
             claim(operation, EXPIRED, Cause.DEADLINE)
         elif self._max_pending is not None and self._pending >= self._max_pending:
             raise PurgatoryFull(

@@ -194,7 +194,7 @@ class WheelTimer:
         if self._closed:
             raise PurgatoryClosed(f"cannot {action}: the timer is closed")
         self._loop_wheel.bind(action, value)
-        self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
 
     def _check_loop(self, action: str, value: object) -> None:
         """Raises `WrongLoop` if this is not the timer's loop, while that is open."""

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import math
 import random
 import re
 import sys
@@ -25,6 +26,7 @@ from invariants import check
 import purgatory
 from purgatory import (
     DelayedOperation,
+    Ended,
     OperationReused,
     Purgatory,
     ThresholdPurgatory,
@@ -39,6 +41,16 @@ logging.disable(logging.CRITICAL)
 
 class Broken(Exception):
     pass
+
+
+class WholeSeconds(VirtualTimeLoop):  # type: ignore[misc]
+    """A loop whose clock gives integers. They are rounded up, so that no timer is early."""
+
+    def time(self) -> int:  # type: ignore[override]
+        return int(super().time())
+
+    def _set_time(self, now: float) -> None:
+        super()._set_time(math.ceil(now))
 
 
 class CollectingKey:
@@ -62,8 +74,10 @@ class CollectingKey:
 class Probe(DelayedOperation[Any]):
     __slots__ = ("number", "program")
 
-    def __init__(self, program: "Program", timeout: float | None) -> None:
-        super().__init__(timeout)
+    def __init__(
+        self, program: "Program", timeout: float | None, deadline: float | None = None
+    ) -> None:
+        super().__init__(timeout, deadline=deadline)
         self.program, self.number = program, len(program.operations)
 
     def try_complete(self) -> Any:
@@ -93,9 +107,44 @@ class Probe(DelayedOperation[Any]):
         return f"operation {self.number} {self.state.value}"
 
 
+class Watching:
+    """An observer that notes each event, makes random calls, and at times raises or exits."""
+
+    def __init__(self, program: "Program") -> None:
+        self.program = program
+
+    def operation_ended(self, ended: Ended) -> None:
+        self.act("ended", *ended[:-1])  # the last one is an address
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None:
+        self.act("checked", key, tried, completed)
+
+    def act(self, *what: object) -> None:
+        program = self.program
+        program.note(*what)
+        if program.random.random() < 0.3:
+            program.act("observer")
+        choice = program.random.random()
+        if choice < 0.03:
+            raise Broken("observer")
+        if choice < 0.035:
+            raise SystemExit
+        if choice < 0.04 and program.closing is None:
+            program.closing = asyncio.ensure_future(program.reopen())
+
+
+class Starting(Watching):
+    def operation_started(self, operation: Any) -> None:
+        self.act("started", getattr(operation, "number", None))
+
+
+MAX_LOG = 10_000
+"""Lines of a log. Afterwards hooks and observers call nothing, since their calls cause more."""
+
+
 class Program:
-    """Random calls from outside and from hooks, on one purgatory and one timer; `log` records each
-    result."""
+    """Random calls from outside, from hooks and from observers, on one purgatory and one timer;
+    `log` records each result."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -106,8 +155,12 @@ class Program:
         self.has_own_keys = seed % 3 == 0
         plain: list[Any] = ["a", "b", 1, 1.0, ("t", 2), None]
         self.keys = [CollectingKey(i) for i in range(6)] if self.has_own_keys else plain
+        self.closing: asyncio.Future[None] | None = None
+        observers = ([], [], [Watching(self)], [Starting(self)], [Starting(self), Watching(self)])
         self.purgatory: Purgatory[Probe] = Purgatory(
-            max_pending=self.random.choice((None, 40)), tick=self.random.choice((0.001, 0.5))
+            max_pending=self.random.choice((None, 40)),
+            tick=self.random.choice((0.001, 0.5)),
+            observer=observers[seed % 5],
         )
         self.timer = WheelTimer(tick=self.random.choice((0.001, 0.1)), wheel_size=4)
 
@@ -119,13 +172,13 @@ class Program:
     ) -> None:
         try:
             value: object = function(*args, **kw)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             value = f"{type(error).__name__}: {error}"
         self.note(name, repr(value))
 
     def act(self, where: str) -> None:
         """Makes a few random calls."""
-        if self.depth > 3:
+        if self.depth > 3 or len(self.log) > MAX_LOG:
             return
         self.depth += 1
         try:
@@ -179,7 +232,10 @@ class Program:
             return
         choose = self.random.choice
         timeout = choose((None, 0, -1.0, 0.001, 0.05, 1, 1.5, 30.0, 1e9, float("inf")))
-        operation = Probe(self, timeout)
+        deadline = None
+        if timeout is None:
+            deadline = choose((None, None, 0.0, -0.0, 2, self.purgatory_time() + 0.7))
+        operation = Probe(self, timeout, deadline)
         self.operations.append(operation)
         keys = self.random.sample(self.keys, self.random.randint(0, 4))
         keys = choose((tuple, list, list, iter, lambda keys: tuple(keys * 2)))(keys)
@@ -205,11 +261,17 @@ class Program:
             traceback = traceback.tb_next
         self.note("reported", context["message"], repr(error), frames)
 
+    async def reopen(self) -> None:
+        self.note("closed", repr(await self.purgatory.aclose()))
+        await self.purgatory.__aenter__()
+        self.closing = None
+
     async def main(self) -> None:
         asyncio.get_running_loop().set_exception_handler(self.report)
         tasks = []
         for i in range(150):
-            self.act("main")
+            with suppress(SystemExit):
+                self.act("main")
             if i % 10 == 0:
                 tasks.append(asyncio.create_task(self.wait(i)))
             if i % 12 == 0 and tasks:
@@ -248,8 +310,15 @@ def programs(first: str, count: str) -> None:
     """Prints the log of random programs."""
     for seed in range(int(first), int(first) + int(count)):
         program = Program(seed)
-        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-            runner.run(program.main())
+        loop = (WholeSeconds if seed % 4 == 3 else VirtualTimeLoop)()
+        task = loop.create_task(program.main())
+        while not task.done():  # despite exits
+            try:
+                loop.run_until_complete(task)
+            except SystemExit:
+                program.note("exit")
+        task.result()
+        loop.close()
         for line in program.log:
             print(re.sub(r"0x[0-9a-f]+", "0x", f"{seed} {line}"))
 
@@ -292,6 +361,7 @@ async def fuzz_main(seed: int) -> None:
         arguments = [None, 5, -1, "x", 2.5, float("nan"), float("inf"), (), [], {}, Lie(), True]
         arguments += [operation, other, half, one, task, half_task, ("a", "b"), ["c"], 9e9]
         calls: list[Callable[..., object]] = [Idle, purgatory.timeout]
+        calls += [one.__init__, timer.__init__, purgatory.timeout(30.0).__init__]  # type: ignore[misc]
         for each in (operation, other, half):
             calls += [each.force_complete, each.cancel, each._timer_expired, each._op_finish]
             calls += [each.__init__, each.try_complete, each.on_complete, each.on_expiration]  # type: ignore[misc]
@@ -336,6 +406,102 @@ def fuzz(first: str, count: str) -> None:
             loop.run_until_complete(fuzz_main(seed))
         finally:
             loop.close()
+    print("no crash")
+
+
+# -- keys that use the purgatory, and memory that is short
+
+
+class WatchingKey:
+    """A key that has the hash and the value of all of its kind. The comparison numbered `after`
+    watches an operation under it."""
+
+    def __init__(self, where: Purgatory[Any], after: int) -> None:
+        self.where, self.after = where, after
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        self.after -= 1
+        if self.after == 0:
+            self.where.try_complete_else_watch(Idle(30.0), [self])
+        return True
+
+
+async def watching_keys_main() -> None:
+    for after in range(1, 12):
+        one: Purgatory[Any] = Purgatory()
+        key = WatchingKey(one, after)
+        for _ in range(4):
+            one.try_complete_else_watch(Idle(30.0), [key, WatchingKey(one, 0)])
+        one.check_and_complete(WatchingKey(one, 0))
+        ended = one.cancel_for_key(key)
+        print(after, {type(each) for each in ended})
+        await one.aclose()
+
+
+def watching_keys() -> None:
+    """A key's `__eq__` watches operations under this key: misuse, but no crash."""
+    asyncio.run(watching_keys_main())
+
+
+def short_of_memory(count: str) -> None:
+    """Each of the first allocations of a call fails once: any exception is allowed, a crash is
+    not."""
+    from _testcapi import (  # type: ignore[import-not-found]
+        remove_mem_hooks,
+        set_nomemory,
+    )
+
+    class Failing(DelayedOperation[Any]):
+        way = ""
+
+        def try_complete(self) -> bool:
+            if self.way == "try":
+                raise Broken
+            return self.way != "" and self.force_complete()
+
+        def on_complete(self) -> Any:
+            if self.way == "hook":
+                raise Broken
+            return self
+
+    class Raising:
+        def operation_ended(self, ended: object) -> None:
+            raise Broken
+
+        def key_checked(self, *_: object) -> None:
+            raise Broken
+
+    def check(one: Purgatory[Any], operation: Failing, way: str) -> None:
+        operation.way = way
+        one.check_and_complete("a")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        for start in range(int(count)):
+            for way in ("try", "hook", "value", ""):
+                for observer in (None, Raising()):
+                    one: Purgatory[Any] = Purgatory(observer=observer)
+                    operation, other = Failing(30.0), Failing(30.0)
+                    one.try_complete_else_watch(operation, ["a", "b"])
+                    calls: list[Callable[[], object]] = [
+                        partial(check, one, operation, way),
+                        partial(one.try_complete_else_watch, other, ("a", "c")),
+                        operation.force_complete,
+                    ]
+                    for call in calls:
+                        with suppress(Exception):
+                            set_nomemory(start, start + 1)
+                            call()
+                        remove_mem_hooks()
+                    dispatcher = dispatcher_of(loop)  # reused in the next round
+                    dispatcher.current, dispatcher._continuation_scheduled = None, False
+                    dispatcher.queue.clear()
+
+    asyncio.run(main())
     print("no crash")
 
 
@@ -492,4 +658,10 @@ def leaks(rounds: str) -> None:
 
 
 if __name__ == "__main__":
-    {"programs": programs, "fuzz": fuzz, "leaks": leaks}[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
+    {
+        "programs": programs,
+        "fuzz": fuzz,
+        "watching_keys": watching_keys,
+        "short_of_memory": short_of_memory,
+        "leaks": leaks,
+    }[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]

@@ -2,6 +2,7 @@
 `kernel_programs` runs the shared programs in processes of their own, with and without the kernel.
 """
 
+import importlib.util
 import inspect
 import os
 import pickle
@@ -183,6 +184,17 @@ def assert_same(first: int, count: int) -> None:
     for i, (one, other) in enumerate(zip(compiled, pure, strict=False)):
         assert one == other, "\n".join(pure[max(i - 20, 0) : i])
     assert len(compiled) == len(pure) > 100 * count
+
+
+def test_key_that_watches_when_compared_does_not_crash_kernel(built):
+    shown = run("watching_keys").splitlines()
+    assert [line.partition(" ")[2] for line in shown] == ["{<class '__main__.Idle'>}"] * 11
+
+
+def test_shortage_of_memory_does_not_crash_kernel(built):
+    if importlib.util.find_spec("_testcapi") is None:
+        unavailable("needs _testcapi, a module of Python's own tests")
+    assert run("short_of_memory", 60) == "no crash\n"
 
 
 def test_half_made_objects_do_not_crash_kernel(built):
