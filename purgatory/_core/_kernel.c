@@ -128,6 +128,7 @@ struct Twin {
     vectorcallfunc vectorcall;
     Function function;
     Py_ssize_t least, most; /* positional arguments, `self` included */
+    Py_ssize_t passed;      /* how many calls went to the definition */
     PyObject *python;       /* the definition */
     PyObject *module;       /* keeps the state */
     State *st;
@@ -144,6 +145,7 @@ static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t fla
         PyObject *result = self->function(self, args, count);
         if (result != PASS) return result;
     }
+    self->passed++;
     return PyObject_Vectorcall(self->python, args, flags, names);
 }
 
@@ -194,6 +196,7 @@ static void twin_dealloc(PyObject *self) {
 
 static PyMemberDef twin_members[] = {
     {"__wrapped__", T_OBJECT_EX, offsetof(Twin, python), READONLY, NULL},
+    {"passed", T_PYSSIZET, offsetof(Twin, passed), READONLY, NULL},
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Twin, vectorcall), READONLY, NULL}, {0}};
 static PyGetSetDef twin_getset[] = {
     {"__class__", twin_class, NULL, NULL, NULL},
@@ -1655,6 +1658,7 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
         twin->function = twins[i].function;
         twin->least = twins[i].least;
         twin->most = twins[i].most;
+        twin->passed = 0;
         twin->python = Py_NewRef(args[0]);
         twin->module = Py_NewRef(module);
         twin->st = st;

@@ -30,6 +30,8 @@ from statistics import median
 from types import FunctionType
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from benchmarks.passes import passed, shown
+
 BATCH = 1_000
 SETTLING_ITERATIONS = 2
 WARM_UP_ROUNDS = 5
@@ -61,6 +63,8 @@ class Measured:
     ours: Sequence[float]
     theirs: Sequence[float] = ()
     settled: float | None = None
+    passes: str = ""
+    """What ours did in Python instead of C: see `benchmarks.passes`."""
 
     @property
     def figures(self) -> Sequence[float]:
@@ -97,9 +101,13 @@ async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> 
     for _ in range(WARM_UP_ROUNDS):
         await _time(ours)
         await _time(theirs)
+    batch, before = next(ours), passed()
+    await batch()
+    passes = shown(before, passed(), BATCH)
     pairs = [(await _time(ours), await _time(theirs)) for _ in rounds]
     settled = median(mine[1] / other[1] for mine, other in pairs)
-    return Measured([mine[0] for mine, _ in pairs], [other[0] for _, other in pairs], settled)
+    costs = [mine[0] for mine, _ in pairs], [other[0] for _, other in pairs]
+    return Measured(*costs, settled, passes)
 
 
 async def _time(contender: Contender) -> tuple[float, float]:

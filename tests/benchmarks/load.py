@@ -10,6 +10,7 @@ implementation runs in a process of its own; *net* is its cost without the empty
 import argparse
 import asyncio
 import gc
+import os
 import random
 import time
 from array import array
@@ -19,10 +20,13 @@ from itertools import accumulate, cycle, islice, product
 from math import inf, log
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks import harness
 from benchmarks.harness import QUICK_DIVISOR, LoopName, Row, in_fresh_process, positive, run_on
+from benchmarks.passes import passed, shown
 from benchmarks.purgatories import BY_NAME, NEVER_MS, RunState
+from purgatory import COMPILED
 
 RATES = (105_000.0, 300_000.0, inf)
 TIMEOUT_MS = 200
@@ -70,12 +74,14 @@ class Workload:
 @dataclass(frozen=True, slots=True)
 class DriveResult:
     """The seconds until the last request was created, the CPU seconds until the last one had ended,
-    the longest CPU time between two ticks, and the share of requests that expired."""
+    the share of requests that expired, the longest CPU time between two ticks, and what was done in
+    Python instead of C."""
 
     created_s: float
     cpu_s: float
-    max_stall_s: float
     expired: float
+    max_stall_s: float
+    passes: str
 
 
 async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
@@ -94,6 +100,7 @@ async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
     timeout = TIMEOUT_MS / 1000.0
     max_stall, created_at, over_ms = 0.0, inf, inf
     gc.collect()
+    before = passed()
     start = loop.time()
     cpu_start = left_at = time.process_time()
     while True:
@@ -123,8 +130,9 @@ async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
     return DriveResult(
         created_s=created_at - start,
         cpu_s=time.process_time() - cpu_start,
-        max_stall_s=max_stall,
         expired=run_state.expired / workload.requests,
+        max_stall_s=max_stall,
+        passes=shown(before, passed(), workload.requests),
     )
 
 
@@ -149,13 +157,15 @@ def run(options: argparse.Namespace) -> int:
     """Measures all rates."""
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
     rows: list[Row] = []
+    names = [name for name in BY_NAME if name != "pure" or COMPILED]
     cases = product(harness.loops(options), options.timeouts or LATENCIES, options.rates or RATES)
     for loop, latency, asked in cases:
-        found: dict[str, list[DriveResult]] = {name: [] for name in BY_NAME}
+        found: dict[str, list[DriveResult]] = {name: [] for name in names}
         for seed in range(options.seed, options.seed + options.rounds):
-            for name in BY_NAME:
-                arguments = loop, name, requests, asked, latency, seed
-                found[name].append(in_fresh_process(measure, *arguments))
+            for name in names:
+                workload = requests, asked, latency, seed
+                with patch.dict(os.environ, {"PURGATORY_PURE": "1"} if name == "pure" else {}):
+                    found[name].append(in_fresh_process(measure, loop, name, *workload))
         own = found.pop("empty")
         for name, results in found.items():
             pairs = zip(results, own, strict=True)
@@ -166,11 +176,13 @@ def run(options: argparse.Namespace) -> int:
             row["net µs"] = median(each.cpu_s - mine.cpu_s for each, mine in pairs) / requests * 1e6
             row["expired %"] = median(each.expired for each in results) * 100
             row["stall ms"] = median(each.max_stall_s for each in results) * 1e3
+            row["passes"] = results[0].passes
             harness.progress(row)
             rows.append(row)
     caption = (
         f"{requests:,} requests a run, medians of {options.rounds}. net: CPU without the "
-        "generator's own. stall: longest CPU time between two ticks."
+        "generator's own. stall: longest CPU time between two ticks. passes: compiled functions "
+        "that call their Python definitions, and how often for each request."
     )
     return harness.report(options, rows, caption)
 

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from benchmarks.harness import LoopName, raise_file_limit
+from benchmarks.passes import passed
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls
 
@@ -89,7 +90,7 @@ class Service:
 
     async def state(self, request: Request) -> Response:
         waiting = self.thresholds.pending + self.theirs_open
-        return JSONResponse({"open": waiting, "cpu": time.process_time()})
+        return JSONResponse({"open": waiting, "cpu": time.process_time(), "passed": passed()})
 
 
 def serve(pipe: Connection, loop: LoopName) -> None:

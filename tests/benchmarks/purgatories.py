@@ -1,5 +1,6 @@
-"""The purgatories that `load` compares: *ours*, *kafka* (Kafka's design), *call-later* (a timer of
-the loop for each request), and *empty*, which keeps nothing: the generator's own share.
+"""The purgatories that `load` compares: *ours*, *pure* (the same in plain Python), *kafka* (Kafka's
+design), *call-later* (a timer of the loop for each request), and *empty*, which keeps nothing: the
+generator's own share.
 
 Each is made on the running loop, and has Kafka's `new FakeOperation`, `tryCompleteElseWatch` and
 `forceComplete` as attributes, so that none pays for an adapter. Where Kafka has a reaper thread, a
@@ -357,6 +358,7 @@ class EmptyPurgatory:
 BY_NAME: dict[str, Callable[[], Any]] = {
     "empty": EmptyPurgatory,
     "ours": Ours,
+    "pure": Ours,
     "kafka": KafkaWheel,
     "call-later": CallLater,
 }
