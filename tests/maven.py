@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
-MAVEN_TIMEOUT: Final = 300.0
-"""How long Maven may take, in seconds."""
+MAVEN_TIMEOUT: Final = 1200.0
+"""Seconds: for a Maven that hangs. A busy machine takes minutes."""
 ALONE: Final = (
     "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 )
