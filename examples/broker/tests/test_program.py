@@ -1,6 +1,7 @@
 """The program as a whole: its command line, its settings, its end, its page, and the demo with small
 numbers."""
 
+import asyncio
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from brokers import ENVIRONMENT, EXAMPLE, TIMEOUT, program
 from purgatory_broker import testing
 from purgatory_broker.command import main
+from purgatory_broker.server import Server
 from purgatory_broker.settings import Settings
 from purgatory_broker.wire import APIS
 from raw import Raw, fetch_fields, make_batch
@@ -134,6 +136,27 @@ def test_tests_of_the_readme_pass(tmp_path: Path, options: list[str]) -> None:
         command, cwd=tmp_path, env=ENVIRONMENT, **pipes, check=False, timeout=2 * TIMEOUT
     )
     assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout
+
+
+def test_lines_of_the_readme_start_brokers() -> None:
+    code = [" ".join(each.split()) for each in re.findall(r"`([^`]+)`", FENCED.sub("", TEXT))]
+    (in_a_thread,) = (each for each in code if each.startswith("with BrokerThread("))
+    (on_the_loop,) = (each for each in code if each.startswith("async with Server("))
+    source = f"""
+def first():
+    {in_a_thread}
+        return broker.address, broker.server.broker.settings
+async def second():
+    {on_the_loop}
+        return server.address
+"""
+    names: dict[str, Any] = {"BrokerThread": testing.BrokerThread, "Server": Server}
+    names["Settings"] = Settings
+    exec(source, names)
+    address, settings = names["first"]()
+    assert (settings.replicas, settings.partitions) == (3, 6)
+    for each in address, asyncio.run(names["second"]()):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", each)
 
 
 def test_what_the_distribution_registers_is_there() -> None:
