@@ -54,7 +54,7 @@ class StoreClient:
         max_value: size limit of a delivered value, in bytes.
         forget_after: see `Relay`.
         write: writes changes to the store; by default `StoreClient.write`.
-        on_read: called with the result of each read of versions.
+        on_read: called with the result of each read of versions, before its callers get it.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
@@ -67,7 +67,7 @@ class StoreClient:
         max_value: int = MAX_VALUE_BYTES,
         forget_after: float | None = None,
         write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
-        on_read: Callable[[ReadResult], None] = lambda _: None,
+        on_read: Callable[[ReadResult], Awaitable[None]] | None = None,
     ) -> None:
         check_duration("timeout", timeout)
         if forget_after is not None:
@@ -85,7 +85,7 @@ class StoreClient:
         self._forgets = Calls("forgetting", self._forget_all)
         self._sweeping: Task[None] | None = None
         self.sent = 0
-        """Number of changes written."""
+        """Number of changes written, and of values that settled a key."""
         self.last_error: Exception | None = None
         """Last error of the opening; None once it succeeded."""
 
@@ -201,7 +201,8 @@ class StoreClient:
     async def _read_all(self, changes: Sequence[Change]) -> Mapping[str, Found]:
         async with self.limit(attempts=2):
             result = await self.store.read([change.key for change in changes], None)
-        self._on_read(result)
+            if self._on_read is not None:
+                await self._on_read(result)
         return {key: Found(version, result.epoch) for key, version in result.versions.items()}
 
     async def forget(self, key: str) -> None:
@@ -237,7 +238,9 @@ class StoreClient:
         """
 
         async def write() -> int:
-            return (await self.store.write([change], connection)).versions[change.key]
+            version = (await self.store.write([change], connection)).versions[change.key]
+            self.sent += 1
+            return version
 
         own = None if connection is None else write
         version: int = await self._answer(action, self.changes, change, own, "written")
@@ -278,7 +281,10 @@ class StoreClient:
         async def settle() -> bool:
             return (await store.settle([delivery], connection))[key]
 
-        return await self.settle("deliver to", delivery, settle if connection is not None else None)
+        own = None if connection is None else settle
+        is_settled = await self.settle("deliver to", delivery, own)
+        self.sent += is_settled
+        return is_settled
 
     async def settle(
         self, action: str, delivery: Delivery, own: Callable[[], Awaitable[bool]] | None = None

@@ -17,6 +17,8 @@ thread. While the database is locked, the coroutine sleeps and retries. Nothing 
 disk: commits survive the process that made them, and each boot of the machine starts with a new
 database and a new epoch. Containers may have boot ids of their own. So a process uses the database
 that the lock names while another process holds the lock, and its own boot id only otherwise.
+
+The statements run on SQLite 3.34, of RHEL 9 and Debian 11, which lacks RETURNING.
 """
 
 import os
@@ -47,7 +49,13 @@ from purgatory.relay._messages import (
     encode,
     encode_settled,
 )
-from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
+from purgatory.relay._store import (
+    MAX_SETTLED_BYTES,
+    NotWritten,
+    Password,
+    Refused,
+    refuse_connection,
+)
 
 T = TypeVar("T")
 
@@ -92,7 +100,9 @@ class FileStore:
     """The store at `file:///folder`, which is created if it is missing. See
     `purgatory.relay.Store`."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
+        if password is not None:
+            raise ValueError(f"password must be None: {without_password(url)!r} is a folder")
         parts = urlsplit(url)
         is_local = parts.netloc in ("", "localhost") and len(parts.path) > 1
         if not is_local or parts.query or parts.fragment:
@@ -190,7 +200,7 @@ class FileStore:
             database.execute("PRAGMA auto_vacuum = FULL")  # for a new database
             database.execute("BEGIN IMMEDIATE")
             [application] = first_row(database, "PRAGMA application_id")
-            [tables] = first_row(database, "SELECT count(*) FROM sqlite_schema")
+            [tables] = first_row(database, "SELECT count(*) FROM sqlite_master")
             [schema] = first_row(database, "PRAGMA user_version")
             if not application and not tables and not schema:
                 for statement in SCHEMA.split(";"):
@@ -331,7 +341,8 @@ class FileStore:
         refuse_connection(self, connection)
 
         def work(database: sqlite3.Connection) -> tuple[ChangeMessage, list[str], list[str]]:
-            [base] = first_row(database, "SELECT floor FROM state")
+            query = "SELECT epoch, position, floor FROM state"
+            epoch, before_all, base = first_row(database, query)
             versions, raised = {}, []
             for key, floor, increment in changes:
                 row = first_row(database, "SELECT version FROM versions WHERE key = ?", (key,))
@@ -339,11 +350,11 @@ class FileStore:
                 versions[key] = max(before, floor) + increment
                 if versions[key] > before:
                     raised.append(key)
-            query = "UPDATE state SET position = position + ? RETURNING epoch, position"
-            [(epoch, position)] = database.execute(query, (len(raised),)).fetchall()
+            position = before_all + len(raised)
+            database.execute("UPDATE state SET position = ?", (position,))
             rows = [(key, versions[key], position) for key in raised]
             database.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", rows)
-            message = ChangeMessage(epoch, position - len(raised), position, versions)
+            message = ChangeMessage(epoch, before_all, position, versions)
             return message, raised, self._listeners(database)
 
         message, raised, listeners = await self._transact("BEGIN IMMEDIATE", work)
@@ -357,11 +368,9 @@ class FileStore:
         """See `Store.forget`."""
 
         def work(database: sqlite3.Connection) -> None:
-            query = "DELETE FROM versions WHERE key = ? RETURNING version, position"
-            self._raise_floor(
-                database,
-                [row for key in keys for row in database.execute(query, (key,)).fetchall()],
-            )
+            query = "SELECT key, version, position FROM versions WHERE key = ?"
+            rows = [first_row(database, query, (key,)) for key in keys]
+            self._forget_rows(database, [row for row in rows if row is not None])
 
         await self._transact("BEGIN IMMEDIATE", work)
 
@@ -373,35 +382,39 @@ class FileStore:
             samples, last = horizon(loads(before), monotonic(), position, seconds)
             database.execute("UPDATE state SET samples = ?", (dumps(samples),))
             query = """
-                DELETE FROM versions WHERE key IN (
-                    SELECT key FROM versions WHERE position <= ? ORDER BY position LIMIT ?
-                ) RETURNING version, position
+                SELECT key, version, position FROM versions WHERE position <= ?
+                ORDER BY position LIMIT ?
             """
             rows = database.execute(query, (last, MAX_FORGOTTEN)).fetchall()
-            self._raise_floor(database, rows)
+            self._forget_rows(database, rows)
             return len(rows) == MAX_FORGOTTEN
 
         return await self._transact("BEGIN IMMEDIATE", work)
 
-    def _raise_floor(self, database: sqlite3.Connection, forgotten: list[tuple[int, int]]) -> None:
-        """Raises the floor to the highest of these forgotten versions, each given with its
-        position."""
-        if forgotten:
-            highest = [max(numbers) for numbers in zip(*forgotten, strict=True)]
+    def _forget_rows(self, database: sqlite3.Connection, rows: list[tuple[str, int, int]]) -> None:
+        """Deletes rows, each given by its key, version and position, and raises the floor to the
+        highest of their versions."""
+        if rows:
+            keys, *numbers = zip(*rows, strict=True)
+            database.executemany("DELETE FROM versions WHERE key = ?", [(key,) for key in keys])
             database.execute(
-                "UPDATE state SET floor = max(floor, ?), forgotten = max(forgotten, ?)", highest
+                "UPDATE state SET floor = max(floor, ?), forgotten = max(forgotten, ?)",
+                [*map(max, numbers)],
             )
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
+        new = token_hex(4)
 
-        def work(database: sqlite3.Connection) -> tuple[list[tuple[str, int]], list[str]]:
-            query = "UPDATE state SET epoch = ? WHERE epoch = ? RETURNING epoch, position"
-            rows = database.execute(query, (token_hex(4), epoch)).fetchall()
-            return rows, self._listeners(database)
+        def work(database: sqlite3.Connection) -> tuple[int | None, list[str]]:
+            before, position = first_row(database, "SELECT epoch, position FROM state")
+            if before != epoch:
+                return None, []
+            database.execute("UPDATE state SET epoch = ?", (new,))
+            return position, self._listeners(database)
 
-        rows, listeners = await self._transact("BEGIN IMMEDIATE", work)
-        for new, position in rows:
+        position, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        if position is not None:
             self._publish(encode(ChangeMessage(new, position, position, {})), listeners)
 
     # -- deliveries

@@ -30,6 +30,10 @@ backwards, and its epoch ends. The same holds for the position of each answer, t
 
 Deleting a row by hand publishes nothing, so each resync also reads some followed keys, in turn.
 
+A key is followed for a while after its last waiter has left: most callers wait again at once, with
+the version that they got, and need no read then. A hint to such a key, which would cause a read for
+nobody, drops it.
+
 A wait names the version its caller has seen. A read that began after the wait must find that
 version or a higher one. A lower version shows that `seen` is from another epoch; only this wait
 ends.
@@ -38,7 +42,7 @@ Sources: Centrifugo's recovery by offset and epoch; etcd's revisions; h11, a pro
 """
 
 from collections.abc import Callable, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, final
 
 from purgatory.relay._messages import ChangeMessage, Hint, ReadResult
@@ -47,6 +51,10 @@ MAX_KEYS_PER_READ: Final = 300
 
 MAX_OUT_OF_ORDER: Final = 1_000
 """Limit of messages remembered after a gap. Above it, the missing changes are read at once."""
+
+
+MAX_IDLE_KEYS: Final = 10_000
+"""Limit of followed keys without waiters. Above it, the one that is longest without is dropped."""
 
 
 class ReadRequest(NamedTuple):
@@ -64,11 +72,13 @@ class ReadRequest(NamedTuple):
     """Number of confirmed subscriptions when the read began."""
     hinted: frozenset[str] = frozenset()
     """The subset of `keys` read because of a hint."""
+    is_resync: bool = False
+    """Whether it reads the changes because messages may have been lost."""
 
 
 @final
 class FollowedKey:
-    """A key with waiters."""
+    """A key that has waiters, or had some lately."""
 
     __slots__ = ("epochs", "version", "waiters")
 
@@ -93,6 +103,7 @@ class Follower:
         on_ahead: called with a followed key and the version that a read has found. All waits that
         have seen a higher version end, since theirs is from another epoch.
         on_change: called with each changed key, followed or not.
+        on_dropped: called with each key that is no longer followed.
     """
 
     def __init__(
@@ -101,9 +112,10 @@ class Follower:
         on_epoch_change: Callable[[str, int], None],
         on_ahead: Callable[[str, int], None],
         on_change: Callable[[str], None],
+        on_dropped: Callable[[str], None],
     ) -> None:
         self._on_advance, self._on_epoch_change = on_advance, on_epoch_change
-        self._on_ahead, self._on_change = on_ahead, on_change
+        self._on_ahead, self._on_change, self._on_dropped = on_ahead, on_change, on_dropped
         self.epoch: str | None = None
         self.position = 0
         """All writes up to this position are known, for each followed key outside
@@ -111,6 +123,10 @@ class Follower:
         self.latest = 0
         """Latest position received in this epoch."""
         self.followed: dict[str, FollowedKey] = {}
+        self.idle: dict[str, int] = {}
+        """Followed keys without waiters, in the order in which they lost them -> the value of
+        `_age` then."""
+        self._age = 0
         self.is_subscribed = False
         self.is_current = False
         """Whether it is subscribed, and knows all writes before the subscription."""
@@ -125,6 +141,8 @@ class Follower:
         self._probes = 0
         self._wants_changes = True
         """Whether to read the changes since `position`."""
+        self._is_resync = True
+        """Whether to do so because messages may have been lost."""
         self._keys_to_read: dict[str, bool] = {}
         """Keys to read, in order -> whether a hint named the key."""
         self._out_of_order: dict[int, int] = {}
@@ -141,20 +159,38 @@ class Follower:
         followed = self.followed.get(key)
         if followed is None:
             followed = self.followed[key] = FollowedKey(self.epochs)
+        self.idle.pop(key, None)
         followed.waiters += 1
         version = self._version(followed)
         if version is None or seen > version:
             self._keys_to_read.setdefault(key, False)
 
-    def remove_waiter(self, key: str) -> bool:
-        """Removes a waiter for `key`. Returns whether it was the key's last waiter."""
+    def remove_waiter(self, key: str) -> None:
+        """Removes a waiter for `key`. The key stays followed until `drop_idle`, unless too many
+        do."""
         followed = self.followed[key]
         followed.waiters -= 1
-        if followed.waiters:
-            return False
-        del self.followed[key]
+        if not followed.waiters:
+            self.idle[key] = self._age
+            if self._version(followed) is None:
+                self._drop(key)  # it would be read for nobody
+            elif len(self.idle) > MAX_IDLE_KEYS:
+                self._drop(next(iter(self.idle)))
+
+    def drop_idle(self) -> None:
+        """Drops the keys that have had no waiters since the last call."""
+        for key in [*takewhile(lambda key: self.idle[key] < self._age, self.idle)]:
+            self._drop(key)
+        self._age += 1
+
+    def _drop(self, key: str) -> None:
+        del self.idle[key], self.followed[key]
         self._keys_to_read.pop(key, None)
-        return True
+        self._on_dropped(key)
+
+    def _drop_all_idle(self) -> None:
+        for key in tuple(self.idle):
+            self._drop(key)
 
     def _version(self, followed: FollowedKey) -> int | None:
         """The highest known version in this epoch."""
@@ -166,7 +202,7 @@ class Follower:
         """Handles the confirmation of a subscription, the first or a renewed one."""
         self.subscriptions += 1
         self.is_subscribed, self.is_current = True, False
-        self._wants_changes = True
+        self.resync()
         if self.subscriptions > 1:
             self._read_followed()  # the store may have crashed and lost its last writes
         # Messages still missing from the previous subscription will never arrive.
@@ -189,7 +225,9 @@ class Follower:
         if self.reports_all_keys or not hint.keys:
             self._wants_changes = True
         for key in hint.keys:
-            if key in self.followed:
+            if key in self.idle:
+                self._drop(key)
+            elif key in self.followed:
                 self._keys_to_read[key] = True
                 self._unconfirmed.pop(key, None)
 
@@ -247,7 +285,7 @@ class Follower:
 
     def resync(self) -> None:
         """Requests a read of the changes, since messages may have been lost."""
-        self._wants_changes = True
+        self._wants_changes = self._is_resync = True
 
     def recheck(self) -> None:
         """Requests a resync and a read of some followed keys, in turn, since a deleted row sends no
@@ -259,12 +297,18 @@ class Follower:
 
     def _read_followed(self) -> None:
         """Requests a read of all followed keys."""
+        self._drop_all_idle()
         self._keys_to_read = dict.fromkeys(self.followed, False)
 
     @property
     def needs_changes(self) -> bool:
         """Whether a read of the changes is due, or the last one left some of them unread."""
         return self._wants_changes
+
+    @property
+    def is_reading_changes(self) -> bool:
+        """Whether a read of the changes is due or in flight."""
+        return self._wants_changes or self._in_flight is not None
 
     @property
     def needs_read(self) -> bool:
@@ -276,19 +320,23 @@ class Follower:
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
         since = self.position if self._wants_changes and self.epoch is not None else None
-        self._wants_changes = False
+        is_resync = self._wants_changes and self._is_resync
+        self._wants_changes = self._is_resync = False
         known = {
             key: version
             for key in keys
             if (version := self._version(self.followed[key])) is not None
         }
-        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted)
+        self._in_flight = ReadRequest(
+            keys, since, known, self.latest, self.subscriptions, hinted, is_resync
+        )
         return self._in_flight
 
     def on_read_failed(self, request: ReadRequest) -> None:
         """Handles a failed read; it is requested again."""
         self._in_flight = None
         self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
+        self._is_resync = self._is_resync or request.is_resync
         self._keys_to_read.update(
             (key, key in request.hinted) for key in request.keys if key in self.followed
         )
@@ -303,7 +351,7 @@ class Follower:
             self.on_read_failed(request)
             return
         elif request.since is not None:
-            self.resyncs += 1
+            self.resyncs += request.is_resync
             self._wants_changes = self._wants_changes or result.has_more
             if result.position >= self.position:
                 self._advance_position(result.position)
@@ -343,6 +391,7 @@ class Follower:
             self.position, self._wants_changes = 0, True
         self._out_of_order.clear()
         self._unconfirmed.clear()
+        self._drop_all_idle()
         keys = dict.fromkeys(self.followed, False)
         for key in request.keys:
             if key not in self._keys_to_read:

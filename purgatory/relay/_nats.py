@@ -22,12 +22,15 @@ live is in a header, and is compared with the server's clock.
 A stream in memory is lost as a whole, when its server restarts or when it is deleted. The epoch is
 lost with it, and the next process creates both again. The new stream's first sequence number is the
 current time, higher than all numbers of the old stream, so a write begun on the old one is refused.
-The stream has no replicas, since a replica may answer reads with outdated data.
+By default the stream is on one server. With replicas, any of them answers a read, perhaps with
+outdated data. So a read first asks the leader for its last sequence number, and is repeated until
+its answer includes that; values are read from the leader alone.
 """
 
+import ssl
 import time
-from asyncio import gather
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from asyncio import gather, sleep
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -35,6 +38,7 @@ from json import dumps, loads
 from math import ceil
 from secrets import token_hex
 from typing import Any, Final, NamedTuple, final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, single_addresses, without_password
@@ -50,7 +54,14 @@ from purgatory.relay._messages import (
     encode_settled,
 )
 from purgatory.relay._nats_link import SEQUENCE, Error, Msg, NatsLink
-from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
+from purgatory.relay._store import (
+    MAX_SETTLED_BYTES,
+    NotWritten,
+    Password,
+    Refused,
+    current,
+    refuse_connection,
+)
 
 MAX_ROWS_PER_READ: Final = 500
 """Limit of changes per read."""
@@ -63,12 +74,29 @@ DELIVERED_BY: Final = "Purgatory-Delivered-By"
 MAX_HEADER_BYTES: Final = 1_000
 """Size reserved in a message for the headers of a delivered value, in bytes."""
 
+MAX_COMMAND_BYTES: Final = 300
+"""Size reserved in a message for the headers of a batch, or the other words of a request, in
+bytes."""
+
+CLIENT_OPTIONS: Final = ("user_credentials", "nkeys_seed", "tls_hostname")
+TLS_OPTIONS: Final = ("tls_ca", "tls_cert", "tls_key")
+"""Options of an address: for the client, and files for its TLS context."""
+
+MAX_REPLICAS: Final = 5
+
+STALE_READ_PAUSE: Final = 0.01
+"""Seconds until a read is repeated that a replica has answered with outdated data."""
+
+HINT: Final = b"[]"
+"""News of a write whose versions exceed a message: any key may have changed."""
+
 FOUND: Final = "204"
 NOT_FOUND: Final = "404"
 NO_RESPONDERS: Final = "503"
 """Status of the last message of an answer. Without the stream there are no responders."""
 
 NO_STREAM: Final = 10059
+OFFLINE: Final = 10118
 EXISTS: Final = 10058
 OVERLAPS: Final = 10065
 NEEDS_MAX_BYTES: Final = 10113
@@ -110,9 +138,26 @@ class NatsStore:
     """The store at `nats://host:port`, or `tls://host:port`, or in the cluster of several hosts,
     `nats://host1:port,host2:port`. See `purgatory.relay.Store`."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
         self.address = without_password(url)
-        self._servers = single_addresses(check_address(url, takes_several_hosts=True))
+        url = check_address(url, takes_several_hosts=True)
+        self._servers = single_addresses(url)
+        self._user, self._password = unquote(urlsplit(url).username or ""), password
+        self._options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+        replicas = self._options.pop("replicas", "1")
+        if replicas not in map(str, range(1, MAX_REPLICAS + 1)):
+            raise ValueError(
+                f"cannot use {self.address}: replicas must be from 1 to {MAX_REPLICAS}, "
+                f"got {replicas!r}"
+            )
+        for name in self._options:
+            if name not in CLIENT_OPTIONS + TLS_OPTIONS:
+                known = ", ".join((*CLIENT_OPTIONS, *TLS_OPTIONS, "replicas"))
+                raise ValueError(
+                    f"cannot use {self.address}: expected an option of {known}, got {name!r}"
+                )
+        self._is_replicated = False
+        """Whether a stream has replicas, which may answer reads with outdated data."""
         self._stream, self._channel = f"{prefix}_versions", f"{prefix}_news"
         self._meta, self._news, self._keys = (
             f"{self._stream}.{name}" for name in ("meta", "news", "key.")
@@ -120,7 +165,7 @@ class NatsStore:
         self._settled = f"{prefix}_settled"
         common = {
             "storage": "memory",
-            "num_replicas": 1,
+            "num_replicas": int(replicas),
             "max_msgs_per_subject": 1,
             "discard": "new",
             "allow_direct": True,
@@ -160,9 +205,26 @@ class NatsStore:
         """See `Server.connect`."""
         if current is not None and not current.ended.done():
             return current
-        link = await NatsLink.open(self._servers)
+        link = await NatsLink.open(self._servers, **await self._client_options())
         self.max_value = link.max_payload - MAX_HEADER_BYTES
         return link
+
+    async def _client_options(self) -> dict[str, Any]:
+        """Options of the client for a new connection. Files are read each time, since they may have
+        been replaced."""
+        options: dict[str, Any] = {
+            name: value for name, value in self._options.items() if name in CLIENT_OPTIONS
+        }
+        if self._options.keys() & set(TLS_OPTIONS):
+            context = ssl.create_default_context(cafile=self._options.get("tls_ca"))
+            if "tls_cert" in self._options:
+                context.load_cert_chain(self._options["tls_cert"], self._options.get("tls_key"))
+            options["tls"] = context
+        if self._password is not None:
+            password = await current(self._password)
+            own = {"user": self._user, "password": password} if self._user else {"token": password}
+            options |= own
+        return options
 
     async def disconnect(self, connection: NatsLink, _is_broken: bool) -> None:
         """See `Server.disconnect`."""
@@ -176,7 +238,7 @@ class NatsStore:
 
     async def _ask(self, link: NatsLink, verb: str, **words: Any) -> Any:
         """The server's answer to a request."""
-        [message] = await link.ask(f"$JS.API.{verb}", dumps(words).encode())
+        [message] = await link.ask(f"$JS.API.{verb}", dumps(words).encode(), is_repeated=True)
         if message.headers:
             raise NotWritten("JetStream is not enabled or not ready")
         return loads(message.data)
@@ -192,7 +254,7 @@ class NatsStore:
         config = config or self._config
         while True:
             *messages, end = await link.ask(
-                f"$JS.API.DIRECT.GET.{config['name']}", dumps(words).encode()
+                f"$JS.API.DIRECT.GET.{config['name']}", dumps(words).encode(), is_repeated=True
             )
             status = (end.headers or {}).get("Status")
             if status in (FOUND, NOT_FOUND):
@@ -211,6 +273,11 @@ class NatsStore:
         code = answer.get("error", {}).get("err_code")
         if code == EXISTS:  # another process was faster
             return
+        if code == OFFLINE:
+            raise NotWritten(
+                f"its stream {stream} is offline, because the servers with it are down; "
+                "`?replicas=3` in the address puts a new stream on three servers"
+            )
         if code == NEEDS_MAX_BYTES:
             raise Refused(
                 f"the account requires a limit in bytes of its stream {stream}, which only you can "
@@ -222,32 +289,75 @@ class NatsStore:
         is_old = wanted is self._config and not config.get("allow_atomic")
         if is_old and config.get("republish") == wanted["republish"]:
             raise ValueError("the server must be NATS 2.12 or later")
-        if any(config.get(name) != value for name, value in wanted.items()):
+        own = {**wanted, "num_replicas": config.get("num_replicas")}
+        if any(config.get(name) != value for name, value in own.items()):
             raise ValueError(f"its stream {stream} is not a relay's, and was left alone")
+        self._is_replicated = self._is_replicated or config["num_replicas"] > 1
+
+    async def _last_sequence(self, link: NatsLink) -> int:
+        """The last sequence number of a stream with replicas, as its leader knows it; 0 for any
+        other stream, of which no answer is outdated."""
+        if not self._is_replicated:
+            return 0
+        info = await self._ask(link, f"STREAM.INFO.{self._stream}")
+        return int(info["state"]["last_seq"]) if "state" in info else 0
 
     async def _state(self, link: NatsLink, keys: Iterable[str]) -> State:
-        """The last messages of these keys, in one snapshot. Begins an epoch if there is none."""
+        """The last messages of these keys. Begins an epoch if there is none. Keys that exceed a
+        request are read by further ones; if the floor or the epoch changes meanwhile, all are read
+        again."""
+        subjects = [*map(self._subject, keys)]
+        least = await self._last_sequence(link)
         while True:
-            messages, _ = await self._get(
-                link, multi_last=[self._meta, self._news, *map(self._subject, keys)]
-            )
             position, meta = 0, None
-            found: list[tuple[str, int | None, int]] = []
-            for message in messages:
-                sequence = sequence_of(message)
-                if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
-                    meta = Meta(*loads(message.data))._replace(sequence=sequence)
-                elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
-                    position = sequence
-                elif (key := key_of(message)) is not None:
-                    found.append((key, version_of(message), sequence))
-            if meta is not None:
-                versions = {
+            versions: dict[str, tuple[int, int]] = {}
+            for part in self._portions(link, subjects):
+                at, found_meta, found = await self._last(link, part)
+                if meta is None:
+                    position, meta = at, found_meta
+                if meta is None or meta != found_meta:
+                    break
+                versions |= {
                     key: (meta.floor if version is None else version, sequence)
                     for key, version, sequence in found
                 }
-                return State(meta, position, versions)
-            await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+            else:
+                if meta is not None and position >= least:
+                    return State(meta, position, versions)
+                await sleep(STALE_READ_PAUSE)
+                continue
+            if meta is None:
+                await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+
+    async def _last(
+        self, link: NatsLink, subjects: Sequence[str]
+    ) -> tuple[int, Meta | None, list[tuple[str, int | None, int]]]:
+        """The position, the state of the store, and for each of the subjects that has a message,
+        its key, version and sequence number, in one snapshot."""
+        messages, _ = await self._get(link, multi_last=[self._meta, self._news, *subjects])
+        position, meta = 0, None
+        found: list[tuple[str, int | None, int]] = []
+        for message in messages:
+            sequence = sequence_of(message)
+            if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
+                meta = Meta(*loads(message.data))._replace(sequence=sequence)
+            elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
+                position = sequence
+            elif (key := key_of(message)) is not None:
+                found.append((key, version_of(message), sequence))
+        return position, meta, found
+
+    def _portions(self, link: NatsLink, subjects: Sequence[str]) -> list[list[str]]:
+        """The subjects in portions that a request can name; at least one portion."""
+        portions: list[list[str]] = [[]]
+        size, limit = 0, link.max_payload - MAX_COMMAND_BYTES
+        for subject in subjects:
+            size += len(subject) + len('"", ')
+            if portions[-1] and size > limit:
+                portions.append([])
+                size = len(subject) + len('"", ')
+            portions[-1].append(subject)
+        return portions
 
     def _subject(self, key: str) -> str:
         return f"{self._keys}{encode_key(key)}"
@@ -283,6 +393,8 @@ class NatsStore:
             await link.send(subject, payload, batch | numbers)
         numbers = {"Nats-Batch-Sequence": str(len(publications) + 1), "Nats-Batch-Commit": "1"}
         news = dumps(versions, separators=(",", ":")).encode()
+        if len(news) > link.max_payload - MAX_COMMAND_BYTES:
+            news = HINT
         [message] = await link.ask(self._news, news, batch | numbers | headers)
         if not message.data:
             raise NotWritten(f"the stream {self._stream} is gone")
@@ -300,7 +412,9 @@ class NatsStore:
         changes: list[Msg] = []
         has_more = False
         async with self._reader.use() as link:
+            least = 0
             if since is not None:
+                least = await self._last_sequence(link)
                 every = f"{self._stream}.>"
                 changes, has_more = await self._get(
                     link, seq=since + 1, batch=MAX_ROWS_PER_READ, next_by_subj=every
@@ -315,6 +429,7 @@ class NatsStore:
         position = latest
         if since is not None:
             position = min(latest, sequence_of(changes[-1]) if changes else since)
+            has_more = has_more or position < least  # an outdated replica has named the changes
         return ReadResult(
             meta.epoch,
             position,
@@ -440,9 +555,8 @@ class NatsStore:
                 return True
             if error.get("err_code") not in WRONG_LAST_SEQUENCE:
                 raise NotWritten(f"{error['description']}")
-            messages, _ = await self._get(link, self._settled_config, multi_last=[subject])
             expected = 0
-            for message in messages:
+            for message in await self._settled_messages(link, [subject]):
                 if message.headers.get(DELIVERED_BY) == token.hex():  # type: ignore[union-attr]
                     return True
                 if not is_over(message, await self._server_time(link)):
@@ -453,9 +567,7 @@ class NatsStore:
         """See `StoreWithDeliveries.settled`."""
         async with self._reader.use() as link:
             subjects = [f"{self._settled}.{encode_key(key)}" for key in keys]
-            messages, _ = await self._get(
-                link, self._settled_config, multi_last=subjects, max_bytes=MAX_SETTLED_BYTES
-            )
+            messages = await self._settled_messages(link, subjects)
             now = await self._server_time(link) if messages else None
         found = ((key_of(message), message) for message in messages)
         return {
@@ -463,6 +575,27 @@ class NatsStore:
             for key, message in found
             if key is not None and now is not None and not is_over(message, now)
         }
+
+    async def _settled_messages(self, link: NatsLink, subjects: Sequence[str]) -> list[Msg]:
+        """The values of these subjects, up to some size in total."""
+        found: list[Msg] = []
+        if self._is_replicated:
+            verb = f"STREAM.MSG.GET.{self._settled}"
+            for subject in subjects:
+                answer = await self._ask(link, verb, last_by_subj=subject)
+                if "message" in answer:
+                    found.append(stored_message(link, answer["message"]))
+                if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
+                    break
+            return found
+        for part in self._portions(link, subjects):
+            messages, _ = await self._get(
+                link, self._settled_config, multi_last=part, max_bytes=MAX_SETTLED_BYTES
+            )
+            found += messages
+            if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
+                break
+        return found
 
     async def _server_time(self, link: NatsLink) -> datetime | None:
         """The server's time; None if the stream is gone, with all its values."""
@@ -479,6 +612,9 @@ class NatsStore:
         async def receive(message: Msg) -> None:
             headers = message.headers or {}
             if EPOCH in headers:  # any client may have sent it, so `decode` checks it
+                if message.data == HINT:
+                    on_message(HINT)
+                    return
                 numbers = [headers.get(name, "") for name in ("Nats-Last-Sequence", SEQUENCE)]
                 epoch, data = dumps(headers[EPOCH]), message.data.decode(errors="replace")
                 on_message(f"[{epoch},{','.join(numbers)},{data}]")
@@ -507,6 +643,18 @@ class NatsStore:
 def sequence_of(message: Msg) -> int:
     """Sequence number of a stored message."""
     return int(message.headers[SEQUENCE])  # type: ignore[index]
+
+
+def stored_message(link: NatsLink, stored: Mapping[str, Any]) -> Msg:
+    """A message from an answer of the leader, as a replica would send it."""
+    lines = b64decode(stored.get("hdrs", "")).decode().split("\r\n")[1:]
+    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    headers |= {
+        SEQUENCE: str(stored["seq"]),
+        "Nats-Subject": stored["subject"],
+        "Nats-Time-Stamp": stored["time"],
+    }
+    return link.message(b64decode(stored.get("data", "")), headers)
 
 
 def encode_key(key: str) -> str:

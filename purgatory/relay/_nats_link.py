@@ -17,6 +17,10 @@ except ImportError as error:
 
 __all__ = ["SEQUENCE", "Error", "Msg", "NatsLink"]
 
+REPEAT_AFTER: Final = 0.5
+"""Seconds without an answer after which a request is sent again; a cluster without a leader drops
+requests."""
+
 SEQUENCE: Final = "Nats-Sequence"
 """Header with the sequence number of a stored message in its stream."""
 
@@ -51,8 +55,12 @@ class NatsLink:
         self._error: Exception | None = None
 
     @classmethod
-    async def open(cls, servers: list[str]) -> "NatsLink":
+    async def open(cls, servers: list[str], **own: Any) -> "NatsLink":
         """Connects to one of these servers.
+
+        Args:
+            servers: their addresses.
+            own: further options of `Client.connect`.
 
         Raises:
             Error, OSError: the connection failed.
@@ -63,6 +71,7 @@ class NatsLink:
             "reconnect_time_wait": 0,
             # The caller has a time limit, which a silent server must leave to the others.
             "connect_timeout": 3_600 if len(servers) == 1 else 1,
+            **own,
         }
         # In its own task: `connect` uses `wait_for`, which may swallow a cancellation on Python
         # 3.11.
@@ -108,6 +117,10 @@ class NatsLink:
         """The server's size limit of a message, in bytes."""
         return self._client.max_payload
 
+    def message(self, data: bytes, headers: dict[str, str]) -> Msg:
+        """A message with this content."""
+        return Msg(self._client, data=data, headers=headers)
+
     async def close(self) -> None:
         """Closes the connection, and ends the requests in flight."""
         try:
@@ -132,7 +145,11 @@ class NatsLink:
         await self._client.publish(subject, payload, headers=headers)
 
     async def ask(
-        self, subject: str | None, payload: bytes, headers: dict[str, str] | None = None
+        self,
+        subject: str | None,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        is_repeated: bool = False,
     ) -> list[Msg]:
         """Sends a request, and returns the messages of its answer: any stored messages requested,
         and one final message.
@@ -141,16 +158,28 @@ class NatsLink:
             subject: subject of the request; None for a message to itself.
             payload: payload of the request.
             headers: headers of the request.
+            is_repeated: whether to send it again while no message comes.
         """
-        number = str(next(self._numbers))
         answered: Future[list[Msg]] = get_running_loop().create_future()
-        self._calls[number] = [], answered
-        reply = f"{self._inbox}.{number}"
+        attempts: dict[str, list[Msg]] = {}
+        delay = REPEAT_AFTER
         try:
-            await self._client.publish(subject or reply, payload, reply if subject else "", headers)
-            return await answered
+            while True:
+                number = str(next(self._numbers))
+                attempts[number] = []
+                self._calls[number] = attempts[number], answered  # the first answer counts
+                reply = f"{self._inbox}.{number}"
+                await self._client.publish(
+                    subject or reply, payload, reply if subject else "", headers
+                )
+                if is_repeated:
+                    await wait([answered], timeout=delay)
+                    delay *= 2.0
+                if not is_repeated or answered.done() or any(attempts.values()):
+                    return await answered
         finally:
-            del self._calls[number]
+            for number in attempts:
+                del self._calls[number]
 
     async def _on_answer(self, message: Msg) -> None:
         messages, answered = self._calls.get(message.subject.rpartition(".")[2], ([], None))

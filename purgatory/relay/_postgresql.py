@@ -67,7 +67,7 @@ from purgatory.relay._messages import (
     ReadResult,
     encode_hint,
 )
-from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Password, Refused, current
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,8 +129,9 @@ class PostgresStore:
 
     is_channel_trusted = False
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
         self.address = without_password(url)
+        self._password = password
         url = check_address(url, takes_several_hosts=True)
         self._url = url
         is_single = len(hosts_of(url)) == 1
@@ -190,6 +191,7 @@ class PostgresStore:
     async def _connect(self) -> Any:
         return await asyncpg.connect(
             self._url,
+            password=self._password and partial(current, self._password),
             server_settings={"application_name": "purgatory.relay"},
             target_session_attrs=self._attributes,
         )
@@ -260,12 +262,15 @@ class PostgresStore:
         name = f'"{self._prefix}_{name}"'
         row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
-            with suppress(
+            with suppress(  # other processes create it, too
                 asyncpg.DuplicateTableError,
                 asyncpg.DuplicateObjectError,
                 asyncpg.UniqueViolationError,
             ):
-                await connection.execute(create.format(table=name))  # races with other processes
+                async with connection.transaction():
+                    await connection.execute(create.format(table=name))
+                    for [role] in await connection.fetch(sql.GRANTEES, name):
+                        await connection.execute(f"REVOKE ALL ON {name} FROM {role}")
             row = await connection.fetchrow(sql.SHAPE, name)
         if row is None:
             raise NotWritten(f"its table {name} was dropped again")
@@ -277,8 +282,11 @@ class PostgresStore:
                 "the owner of the schema or the database"
             )
         if row["has_code"]:
-            raise ValueError(
-                f"its table {name} is not a plain table: it has triggers, rules or row security"
+            raise ValueError(f"its table {name} is not a plain table: it has triggers or rules")
+        if row["hides_rows"]:
+            raise Refused(
+                f"row security hides rows of its table {name} from the role {row['role']}: use the "
+                "table's owner without FORCE ROW LEVEL SECURITY, or a role with BYPASSRLS"
             )
         if row["missing"]:
             raise Refused(
@@ -351,9 +359,17 @@ class PostgresStore:
             return message._replace(versions=versions)
 
     def _check_connection(self, connection: Any) -> None:
+        """Checks that a caller's connection is one of the client, in a transaction."""
         if not hasattr(connection, "fetchrow"):
             raise TypeError(
                 f"connection must be an asyncpg connection to {self.address}, got {connection!r}"
+            )
+        if not connection.is_in_transaction():
+            raise ValueError(
+                f"connection must be in a transaction at {self.address}: there is none, so the "
+                "write would be committed at once. Begin one, as by `async with "
+                "connection.transaction()`; SQLAlchemy's session does so with its first statement, "
+                "such as by `await session.flush()`"
             )
 
     async def _check_isolation(self, connection: Any) -> None:

@@ -55,7 +55,8 @@ SHAPE: Final = """
         pg_has_role(relowner, 'MEMBER') OR pg_has_role(datdba, 'MEMBER')
             OR relowner IN (datdba, nspowner)
             OR (SELECT rolsuper FROM pg_roles WHERE oid = relowner) AS is_trusted,
-        relkind <> 'r' OR relhastriggers OR relhasrules OR relrowsecurity AS has_code,
+        relkind <> 'r' OR relhastriggers OR relhasrules AS has_code,
+        row_security_active(pg_class.oid) AS hides_rows,
         ARRAY(SELECT verb FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS verb
             WHERE NOT has_table_privilege(pg_class.oid, verb)) AS missing, current_user AS role
     FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -64,6 +65,13 @@ SHAPE: Final = """
 """
 """Columns, owner and attached code of a table, and the rights that this role lacks. Code that
 another role has attached would run with the writer's rights. `typname` is always `pg_catalog`'s, whatever the `search_path`."""
+
+GRANTEES: Final = """
+    SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END
+    FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass($1) AND grantee <> relowner
+"""
+"""The roles with rights to a table, other than its owner: a new one has those of `ALTER DEFAULT
+PRIVILEGES`."""
 
 CREATE: Final = """
     CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL,

@@ -16,15 +16,17 @@ the first wait of each key, and all of these at once after a lost connection. On
 positions show missing messages.
 
 On a cluster the braces put all keys into one slot, and messages go through sharded channels; so a
-relay uses only one node. Sentinels name one server, too. Each new connection first asks which
+relay uses only one node. A node that loses this slot ends the subscription. Sentinels name one server, too. Each new connection first asks which
 server has the keys, after an error of another node or Sentinel than before. A demoted server
 refuses the scripts, and its subscribers still receive what the new one publishes.
 """
 
 import re
-from asyncio import gather
+from asyncio import StreamReader, gather
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
@@ -39,7 +41,9 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.crc import key_slot
+    from redis.credentials import CredentialProvider
     from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+    from redis.exceptions import ConnectionError as LostConnection
 except ImportError as error:
     raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
@@ -49,7 +53,14 @@ from purgatory.relay._address import check_address, hosts_of, without_options, w
 from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
-from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
+from purgatory.relay._store import (
+    MAX_SETTLED_BYTES,
+    NotWritten,
+    Password,
+    Refused,
+    current,
+    refuse_connection,
+)
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
 """Matches the errors for missing rights, of all versions of the servers, also from scripts."""
@@ -57,10 +68,54 @@ REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't",
 ASK_TIMEOUT: Final = 1.0
 """Seconds within which a node or a Sentinel must answer, if there are others to ask."""
 
+LAST_WORDS_TIMEOUT: Final = 0.1
+"""Seconds within which the last words of a server that has closed a connection are read; they have
+arrived before the end."""
+
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 MAX_ROWS_PER_READ: Final = 5_000
 """Limit of changes per read."""
+
+
+class TellingConnection:
+    """Makes the server's last words the error if it has closed the connection, as beyond its
+    `maxclients`. Its place is before a class of connections."""
+
+    _reader: StreamReader | None
+
+    async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        """Sends a command."""
+        reader, sending = self._reader, super()
+        try:
+            await sending.send_packed_command(*arguments, **options)  # type: ignore[misc]
+        except LostConnection as error:
+            words = b""
+            with suppress(Exception):
+                async with timeout(LAST_WORDS_TIMEOUT):
+                    words = await reader.readline() if reader else b""
+            if words.startswith(b"-"):
+                raise LostConnection(words[1:].decode(errors="replace").strip()) from error
+            raise
+
+
+@cache
+def telling(kind: type) -> type:
+    """A class of connections that tell the server's last words."""
+    return type(kind.__name__, (TellingConnection, kind), {})
+
+
+@final
+class Credentials(CredentialProvider):
+    """A user, and its password for each new connection."""
+
+    def __init__(self, user: str, password: Password) -> None:
+        self._user, self._password = user, password
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """The arguments of AUTH."""
+        password = await current(self._password)
+        return (self._user, password) if self._user else (password,)
 
 
 @final
@@ -69,7 +124,7 @@ class RedisStore:
     `valkey://...` or `valkeys://...`, and at the server that Sentinels name,
     `redis+sentinel://host1:port,host2:port/service/database`. See `purgatory.relay.Store`."""
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
         # All servers support version 2 of the protocol. Callers set time limits and retry. The same
         # options in the address would override these.
         self._options: dict[str, Any] = {
@@ -80,6 +135,7 @@ class RedisStore:
             "encoding": "utf-8",
         }
         self.address = without_password(url)
+        self._password = password
         has_sentinels = "+sentinel:" in url.partition("//")[0].lower()
         given = check_address(url, takes_several_hosts=has_sentinels)
         self._url = without_options(given, {*self._options, *SENTINEL_OPTIONS})
@@ -234,13 +290,21 @@ class RedisStore:
         """A client of the server or Sentinel at `host`."""
         parts = urlsplit(self._url)
         user, at, _ = parts.netloc.rpartition("@")
+        options = dict(self._options)
         if self._service and not is_found:
             url = urlunsplit(parts._replace(netloc=host, path=""))
-            return Redis.from_url(url, **self._options, **self._sentinel_user)
-        wanted = f"{user}{at}{host}"
-        is_own = wanted == parts.netloc
-        url = self._url if is_own else urlunsplit(parts._replace(netloc=wanted))
-        return Redis.from_url(url, **self._options)
+            options |= self._sentinel_user
+        else:
+            if self._password is not None:
+                name = unquote(user.partition(":")[0])
+                options["credential_provider"] = Credentials(name, self._password)
+                user = at = ""
+            # Not by `urlunsplit`, which drops the slashes of a socket's address, without a host.
+            url = self._url.replace(f"//{parts.netloc}", f"//{user}{at}{host}", 1)
+        client = Redis.from_url(url, **options)
+        pool: Any = client.connection_pool
+        pool.connection_class = telling(pool.connection_class)
+        return client
 
     async def _run_script(
         self, script: str, *arguments: Any, on: Connection[Redis] | None = None
@@ -352,6 +416,9 @@ class RedisStore:
                     on_message(message["data"])
                 elif message["type"] in ("subscribe", "ssubscribe"):
                     on_subscribed()  # also after the client itself has connected again
+                else:  # the server has ended it, since the slot belongs to another node now
+                    self._moves += 1
+                    raise NotWritten("the server has ended the subscription")
 
     @property
     def _publish(self) -> str:

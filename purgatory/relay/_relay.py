@@ -1,5 +1,5 @@
 """`Relay`, the class that users call. It starts and ends waits; a `StoreSync` keeps the versions up
-to date, and a `Receiver` reads delivered values."""
+to date, and a `ValueReader` reads delivered values."""
 
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ from purgatory.relay._messages import (
     check_key,
     check_version,
 )
-from purgatory.relay._receiver import Receiver
-from purgatory.relay._store import Refused, Store, open_store
+from purgatory.relay._store import Password, Refused, Store, open_store
 from purgatory.relay._store_sync import StoreSync
+from purgatory.relay._value_reader import ValueReader
 
 
 @final
@@ -53,9 +53,11 @@ class RelayStatistics:
     """Number of versions received in messages, including its own versions and keys without a waiter
     in this process."""
     sent: int
-    """Number of changes written; several changes of one key in one write count once."""
+    """Number of changes written, where several changes of one key in one write count once, and of
+    values that settled a key. Those in a caller's transaction count even if it is rolled back."""
     resyncs: int
-    """Number of reads of the changes."""
+    """Number of reads of the changes because messages may have been lost: after a subscription,
+    after a gap, and every `resync` seconds."""
     healed: int
     """Number of versions found by a resync whose messages were lost."""
     epochs: int
@@ -109,6 +111,9 @@ class Relay:
             keys of the store; of several relays, the smallest value counts. Do not use it for keys
             of `advance` whose numbers come from elsewhere: the floor may be above these numbers.
         max_value: size limit of a value given to `deliver`, in bytes.
+        password: function that returns the password, called for each new connection, for passwords
+            that change; it may be a coroutine function. The user is in the address. None for the
+            password in the address.
         observer: an observer or a sequence of observers, notified of each ended wait as an
             operation of kind "wait" in the purgatory "relay". A wait that restarts in another epoch
             is reported as failed.
@@ -127,6 +132,7 @@ class Relay:
         prefix: str = "purgatory",
         forget_after: float | None = None,
         max_value: int = MAX_VALUE_BYTES,
+        password: Password | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
         check_duration("resync", resync)
@@ -136,7 +142,7 @@ class Relay:
         self._about: About | None = None
 
         def make_client() -> StoreClient:
-            at = open_store(store, prefix)
+            at = open_store(store, prefix, password)
             return StoreClient(at, timeout, max_value, forget_after, self._write, self._on_read)
 
         self._factories = (
@@ -154,9 +160,13 @@ class Relay:
         self._client = make_client()
         self._thresholds = make_thresholds()
         self._replies = make_replies()
-        self._receiver = Receiver(self._client, self._replies)
+        self._values = ValueReader(self._client, self._replies)
         self._follower = Follower(
-            self._on_advance, self._on_epoch_change, self._on_ahead, self._on_change
+            self._on_advance,
+            self._on_epoch_change,
+            self._on_ahead,
+            self._on_change,
+            self._on_dropped,
         )
         self._follower.reports_all_keys = bool(self._attached)
 
@@ -188,7 +198,7 @@ class Relay:
 
     async def _begin(self) -> None:
         self._sync = StoreSync(
-            self._client, self._follower, self._receiver, lambda: self._about, self._resync
+            self._client, self._follower, self._values, lambda: self._about, self._resync
         )
         await self._sync.opened
 
@@ -256,7 +266,7 @@ class Relay:
         Returns:
             The first version above `seen` that this process receives; at once if it exists already.
 
-        Cost: a read if the key has no waiter in this process yet, if `seen` is above its known
+        Cost: a read if the key has had no waiter in this process for a second, if `seen` is above its known
         version, if this process knows another epoch than `epoch`, or if `timeout` is zero. Many
         such calls at once share one read.
 
@@ -294,10 +304,7 @@ class Relay:
                 if change.epoch != epoch or change.version > seen:
                     return change.version
             finally:
-                if follower.remove_waiter(key):
-                    # WrongLoop: the loop is gone, and a suspended coroutine is being closed.
-                    with suppress(WrongLoop):
-                        self._thresholds.forget(key)
+                sync.remove_waiter(key)
             timeout = None if when is None else when - self._time()
 
     async def _look(self, key: str, seen: int, epoch: str | None) -> int:
@@ -328,11 +335,16 @@ class Relay:
     def _on_ahead(self, key: str, version: int) -> None:
         self._thresholds.fail(key, EpochChanged(None, version), above=version + 1)
 
+    def _on_dropped(self, key: str) -> None:
+        # WrongLoop: the loop is gone, and a suspended coroutine is being closed.
+        with suppress(WrongLoop):
+            self._thresholds.forget(key)
+
     # -- reading and writing
 
     async def version(self, key: str) -> int:
         """Reads the version of `key` from the store. A missing key has 0, or the floor if keys were
-        forgotten.
+        forgotten. Afterwards `epoch` is the version's epoch, or a later one.
 
         Raises:
             RelayUnavailable: the store is unavailable, or the relay is being opened.
@@ -452,12 +464,12 @@ class Relay:
         self._client.require_deliveries("receive", key)
         if timeout is not None and seconds("timeout", timeout) <= 0.0:
             return await self._look_for_value(key)
-        self._receiver.add_waiter(key)
+        self._values.add_waiter(key)
         try:
             sync.wake()
             value = await self._replies.receive(key, timeout)
         finally:
-            self._receiver.remove_waiter(key)
+            self._values.remove_waiter(key)
         if isinstance(value, Refused):
             raise RelayUnavailable(f"cannot receive {key!r}: {value}") from value
         if isinstance(value, Exception):
@@ -487,12 +499,14 @@ class Relay:
         sync.wake()
         return message
 
-    def _on_read(self, result: ReadResult) -> None:
-        """Handles the result of `version`."""
+    async def _on_read(self, result: ReadResult) -> None:
+        """Handles the result of a read for `version` or a wait. Returns when `epoch` is the
+        result's, or a later one."""
         epoch, position, versions, *_ = result
         self._follower.on_written(ChangeMessage(epoch, NO_POSITION, position, versions), -1)
         if self._sync is not None:
             self._sync.wake()
+            await self._sync.know_epoch(epoch)
 
     # -- state, attached purgatories, other processes
 
@@ -593,7 +607,7 @@ class Relay:
             resyncs=follower.resyncs,
             healed=follower.healed,
             epochs=follower.epochs,
-            watched=len(follower.followed) + len(self._receiver.waiters),
+            watched=len(follower.followed) - len(follower.idle) + len(self._values.waiters),
         )
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
 """The interface of a store, and the stores by the schemes of their addresses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import isawaitable
 from typing import Any, Final, Protocol
 
 from purgatory._core.errors import RelayUnavailable
@@ -28,6 +29,10 @@ STORES: Final = {
 
 MAX_SETTLED_BYTES: Final = 4 << 20
 """A read of delivered values ends with the value that exceeds this size in total, in bytes."""
+
+
+Password = Callable[[], str | Awaitable[str]]
+"""Returns the password for a new connection."""
 
 
 class NotWritten(RelayUnavailable):
@@ -196,14 +201,35 @@ def refuse_connection(store: Store, connection: Any) -> None:
         )
 
 
-def open_store(url: str | Store, prefix: str) -> Store:
+async def current(password: Password) -> str:
+    """The password for a new connection.
+
+    Raises:
+        NotWritten: the function has raised an exception, or returned something else.
+    """
+    try:
+        given = password()
+        if isawaitable(given):
+            given = await given
+        if not isinstance(given, str):
+            raise TypeError(f"expected a str, got an object of type {type(given).__name__}")
+    except Exception as error:
+        raise NotWritten(f"no password: {error!r}") from error
+    return given
+
+
+def open_store(url: str | Store, prefix: str, password: Password | None = None) -> Store:
     """The store at an address; a store itself is returned unchanged.
 
     Raises:
-        TypeError, ValueError: `url` is not the address of a store.
+        TypeError, ValueError: `url` is not the address of a store, or of one without passwords.
         ImportError: the store's client is not installed; the message names the extra to install.
     """
+    if password is not None and not callable(password):
+        raise TypeError(f"password must be a function, got an object of type {type(password)}")
     if not isinstance(url, str) and hasattr(url, "listen"):
+        if password is not None:
+            raise TypeError("password must be None with a store of your own")
         return url
     if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
         raise ValueError(
@@ -215,7 +241,8 @@ def open_store(url: str | Store, prefix: str) -> Store:
         )
     module, name = STORES.get(url.partition(":")[0].lower(), ("", ""))
     if module:
-        store: Store = getattr(import_module(f"purgatory.relay.{module}"), name)(url, prefix)
+        kind = getattr(import_module(f"purgatory.relay.{module}"), name)
+        store: Store = kind(url, prefix, password)
         return store
     raise ValueError(
         f"cannot open a store at {without_password(url)!r}: the address must begin with "

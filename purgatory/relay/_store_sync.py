@@ -35,11 +35,14 @@ from purgatory.relay._client import StoreClient
 from purgatory.relay._follower import Follower, ReadRequest
 from purgatory.relay._membership import About, Membership
 from purgatory.relay._messages import Hint, Settled, decode
-from purgatory.relay._receiver import Receiver
 from purgatory.relay._store import Refused
+from purgatory.relay._value_reader import ValueReader
 
 REORDER_DELAY: Final = 0.02
 """Seconds for which a message may be late after later messages. Then it counts as lost."""
+
+IDLE_TIME: Final = 1.0
+"""Seconds for which a key is followed after its last waiter has left; at most twice as long."""
 
 MAX_LOGGED: Final = 20
 """Limit of different errors logged until it is connected again."""
@@ -54,7 +57,7 @@ class StoreSync:
     Args:
         client: a client of an open store.
         follower: a new follower.
-        receiver: a new receiver.
+        values: a new reader of delivered values.
         about: see `Membership`.
         resync: seconds between two reads of the changes, and between two probes.
     """
@@ -63,19 +66,22 @@ class StoreSync:
         self,
         client: StoreClient,
         follower: Follower,
-        receiver: Receiver,
+        values: ValueReader,
         about: Callable[[], About | None],
         resync: float,
     ) -> None:
         self._client, self._store = client, client.store
-        self._follower, self._receiver = follower, receiver
-        receiver.on_error = self._log_error
+        self._follower, self._values = follower, values
+        values.on_error = self._log_error
         self._resync = resync
         self._is_channel_trusted = getattr(self._store, "is_channel_trusted", True)
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._resync_timer: TimerHandle | None = None
         self._gap_timer: TimerHandle | None = None
+        self._idle_timer: TimerHandle | None = None
+        self._read_ended = Event()
+        """Set, and replaced, when a read has ended."""
         self._listen_timeout: Timeout | None = None
         """Timeout of the subscription; runs until its confirmation, and while a probe is in
         flight."""
@@ -108,12 +114,12 @@ class StoreSync:
         """Ends all tasks."""
         self._is_closing = True
         self.opened.cancel()
-        for timer in (self._resync_timer, self._gap_timer):
+        for timer in (self._resync_timer, self._gap_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
         for task in self._tasks:
             task.cancel()
-        await gather(*self._tasks, self._receiver.close(), return_exceptions=True)
+        await gather(*self._tasks, self._values.close(), return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         task = self._loop.create_task(work, name=f"purgatory.relay: {name}")
@@ -129,6 +135,21 @@ class StoreSync:
             self._has_work.set()
         elif follower.has_gap and self._gap_timer is None:
             self._gap_timer = self._loop.call_later(REORDER_DELAY, self._fill_gap)
+
+    def remove_waiter(self, key: str) -> None:
+        """Removes a waiter from the follower."""
+        self._follower.remove_waiter(key)
+        self._keep_idle()
+
+    def _keep_idle(self) -> None:
+        # The loop is closed if a suspended coroutine is closed after it.
+        if self._follower.idle and self._idle_timer is None and not self._loop.is_closed():
+            self._idle_timer = self._loop.call_later(IDLE_TIME, self._drop_idle)
+
+    def _drop_idle(self) -> None:
+        self._idle_timer = None
+        self._follower.drop_idle()
+        self._keep_idle()
 
     # -- listening
 
@@ -160,7 +181,7 @@ class StoreSync:
             self._listen_timeout.reschedule(None)
         self._is_probe_due = True
         self._follower.on_subscribed()
-        self._receiver.on_settled()
+        self._values.on_settled()
         self._update_connected()
         self.wake()
 
@@ -179,7 +200,7 @@ class StoreSync:
             if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
                 self._listen_timeout.reschedule(None)
         elif isinstance(message, Settled):
-            self._receiver.on_settled(message.keys)
+            self._values.on_settled(message.keys)
             self.membership.on_settled(message.keys)
         else:
             if isinstance(message, Hint) or not self._is_channel_trusted:
@@ -233,6 +254,8 @@ class StoreSync:
             request = follower.begin_read()
             try:
                 await self._read(request)
+                self._read_ended.set()
+                self._read_ended = Event()
             except Exception as error:
                 follower.on_read_failed(request)
                 follower.resync()
@@ -261,7 +284,13 @@ class StoreSync:
         follower.on_read(request, result)
         if follower.epochs > epochs > 0:
             log.warning("%s begins a new epoch, %s", store.address, follower.epoch)
-            self._receiver.on_settled()
+            self._values.on_settled()
+
+    async def know_epoch(self, epoch: str) -> None:
+        """Returns when the follower has read an epoch that was found in the store, or a later one;
+        at once, unless the epoch is new here."""
+        while self._follower.epoch != epoch and self._follower.is_reading_changes:
+            await self._read_ended.wait()
 
     def _schedule_resync(self) -> None:
         if self._resync_timer is not None:
@@ -272,7 +301,7 @@ class StoreSync:
 
     def _recheck(self) -> None:
         self._follower.recheck()
-        self._receiver.on_settled()
+        self._values.on_settled()
 
     def _read_changes(self, request: Callable[[], None]) -> None:
         self._is_probe_due = True

@@ -6,24 +6,26 @@
         relay.bump("orders/7")      # completes waits in asynchronous processes
         relay.deliver("payments/7", b"paid", ttl=600)
 
-It writes and reads, and has no waits. An own thread with a loop does the work, so all threads may
-share one relay. Enter it after a fork, as in Celery's `worker_process_init` or gunicorn's
-`post_fork`.
+It writes and reads, and has no waits. A thread with an event loop does the work for all blocking
+relays of a process, so all threads may share one relay. Enter it after a fork, as in Celery's
+`worker_process_init` or gunicorn's `post_fork`. A relay that is still open when the interpreter
+exits is closed then.
+
+Under gevent, which runs all threads in one, blocking relays work, but no other event loop can run
+beside theirs: use no `asyncio.run` in such a process.
 """
 
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
 from typing import Any, final
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-
 from purgatory import PurgatoryClosed
 from purgatory.relay._client import StoreClient
+from purgatory.relay._loop_thread import LOOP_THREAD
 from purgatory.relay._messages import MAX_VALUE_BYTES, Change, check_key, check_version
-from purgatory.relay._store import Store, open_store
+from purgatory.relay._store import Password, Store, open_store
 
 __all__ = ["Relay"]
 
@@ -37,6 +39,7 @@ class Relay:
         timeout: seconds after which a call fails.
         prefix: as in `purgatory.relay.Relay`.
         max_value: as in `purgatory.relay.Relay`.
+        password: as in `purgatory.relay.Relay`; called on another thread than the caller's.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
@@ -50,15 +53,15 @@ class Relay:
         timeout: float = 5.0,
         prefix: str = "purgatory",
         max_value: int = MAX_VALUE_BYTES,
+        password: Password | None = None,
     ) -> None:
         self._make_client: Callable[[], StoreClient] = lambda: StoreClient(
-            open_store(store, prefix), timeout, max_value=max_value
+            open_store(store, prefix, password), timeout, max_value=max_value
         )
         self._client = self._make_client()
-        self._portal: BlockingPortal | None = None
+        self._is_open = False
         self._process = 0
-        """Id of the process that entered the relay, 0 for none; a fork does not copy the relay's thread."""
-        self._stack = ExitStack()
+        """Id of the process that entered the relay, 0 for none; a fork does not copy the thread."""
 
     def __enter__(self) -> "Relay":
         """Opens the store; retries for `timeout` while the store is unavailable. A closed relay may
@@ -69,15 +72,15 @@ class Relay:
             ValueError: the store's address holds data that is not a relay's.
             RuntimeError: the relay is open already.
         """
-        if self._portal is not None:
+        if self._is_open:
             raise RuntimeError(f"the relay at {self._client.store.address} is open already")
-        portal = self._stack.enter_context(start_blocking_portal())
+        LOOP_THREAD.acquire(self.close)
         try:
-            portal.call(self._open)
+            LOOP_THREAD.call(self._open())
         except BaseException:
-            self._stack.close()
+            LOOP_THREAD.release(self.close)
             raise
-        self._portal, self._process = portal, os.getpid()
+        self._process = os.getpid()
         return self
 
     async def _open(self) -> None:
@@ -87,6 +90,7 @@ class Relay:
         except BaseException:
             await client.close()
             raise
+        self._is_open = True
 
     def __exit__(
         self,
@@ -99,12 +103,12 @@ class Relay:
     def close(self) -> None:
         """Closes the connection; calls in flight end with `OperationCancelled`.
         Idempotent."""
-        portal, self._portal = self._portal, None
-        if portal is not None and self._process == os.getpid():
+        was_open, self._is_open = self._is_open, False
+        if was_open and self._process == os.getpid():
             try:
-                portal.call(self._client.close)
+                LOOP_THREAD.call(self._client.close())
             finally:
-                self._stack.close()
+                LOOP_THREAD.release(self.close)
 
     def bump(self, key: str) -> int:
         """Raises the version of `key` by one, for all processes; see `purgatory.relay.Relay.bump`.
@@ -161,9 +165,9 @@ class Relay:
         version: int = self._call(action, key, partial(self._client.change, action, change))
         return version
 
-    def _call(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        portal, key = self._portal, check_key(key)
-        if portal is None:
+    def _call(self, action: str, key: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        check_key(key)
+        if not self._is_open:
             message = f"cannot {action} {key!r}: the relay at {self._client.store.address} is"
             if not self._process:
                 raise RuntimeError(f"{message} not open: use it in `with`")
@@ -173,4 +177,4 @@ class Relay:
                 f"cannot {action} {key!r}: the relay at {self._client.store.address} was entered "
                 f"in process {self._process}, and this is {os.getpid()}; enter one after the fork"
             )
-        return portal.call(call)
+        return LOOP_THREAD.call(call())

@@ -19,7 +19,8 @@ async def knows(relay: Relay, *keys: str) -> None:
     followed = follower.followed
 
     def is_known(key: str) -> bool:
-        return key in followed and follower._version(followed[key]) is not None
+        has_waiter = key in followed and key not in follower.idle
+        return has_waiter and follower._version(followed[key]) is not None
 
     await until(lambda: all(map(is_known, keys)))
 

@@ -163,14 +163,16 @@ class RedisServer(Server):
 class RedisCluster:
     """Three primaries, `primary` with the relay's keys among them, and its `replica`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_valkey: bool = False) -> None:
         folders = [folder / name for name in "abcd"]
         for each in folders:
             each.mkdir(parents=True)
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000")
         self.primary, *self.others, self.replica = (
-            RedisServer(each, *options, "--appendonly", "yes") for each in folders
+            RedisServer(each, *options, "--appendonly", "yes", is_valkey=is_valkey)
+            for each in folders
         )
+        self.is_valkey = is_valkey
         self.url = self.others[0].url
 
     @property
@@ -199,6 +201,35 @@ class RedisCluster:
         """Returns when the replica has all, and all know it."""
         until(lambda: b"master_link_status:up" in self.replica.ask("INFO", "replication"))
         until(lambda: all(b"slave" in server.ask("CLUSTER", "NODES") for server in self.servers))
+
+    def move_slot(self) -> None:
+        """Moves the relay's slot to another living primary: on Valkey in one step of the server, on
+        Redis key by key."""
+        source, target = self.primary, self.others[0]
+        slot = str(KEY_SLOT)
+        names = {
+            server: server.ask("CLUSTER", "MYID").split(b"\r\n")[1].decode()
+            for server in (source, target)
+        }
+        if self.is_valkey:
+            words = ("SLOTSRANGE", slot, slot, "NODE", names[target])
+            assert source.ask("CLUSTER", "MIGRATESLOTS", *words) == b"+OK\r\n"
+        else:
+            target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+            source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+            while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, "100").split(b"\r\n")[2::2]:
+                words = ("127.0.0.1", str(target.port), "", "0", "60000", "KEYS")
+                source.ask("MIGRATE", *words, *(key.decode() for key in keys))
+            for server in (target, source):
+                assert server.ask("CLUSTER", "SETSLOT", slot, "NODE", names[target]) == b"+OK\r\n"
+        until(lambda: source.ask("CLUSTER", "COUNTKEYSINSLOT", slot) == b":0\r\n")
+        until(lambda: self._owner_port(slot) == target.port)
+        self.primary, self.others = target, [source, *self.others[1:]]
+
+    def _owner_port(self, slot: str) -> int | None:
+        """The port of the node to which the former primary sends clients."""
+        words = self.primary.ask("GET", "{purgatory}:x").split()
+        return int(words[2].rpartition(b":")[2]) if words[0] == b"-MOVED" else None
 
     def take_over(self, stop: Callable[[], None]) -> None:
         """Stops the primary, and has the replica take over."""
@@ -353,6 +384,31 @@ class NatsServer(Server):
             lines.close()
 
 
+class NatsCluster:
+    """Three servers of NATS with JetStream."""
+
+    def __init__(self, folder: Path) -> None:
+        routes = free_ports(3)
+        known = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
+        self.servers = []
+        for number, route in enumerate(routes):
+            server = NatsServer(folder / str(number))
+            server.command += ["--cluster_name", "c", "--server_name", f"n{number}"]
+            server.command += ["--cluster", f"nats://127.0.0.1:{route}", "--routes", known]
+            self.servers.append(server)
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        self.url = f"nats://{hosts}"
+
+    def start(self) -> Self:
+        for server in self.servers:
+            server.start()
+        return self
+
+    def end(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
 @contextmanager
 def served(kind: str, folder: Path, *options: str) -> Iterator[Any]:
     """A store of a kind, with its `url`: a folder, or a server, with these `options`."""
@@ -362,6 +418,8 @@ def served(kind: str, folder: Path, *options: str) -> Iterator[Any]:
         "valkey": lambda: RedisServer(folder, is_valkey=True),
         "cluster": lambda: RedisServer(folder, "--cluster-enabled", "yes", *options),
         "replicated": lambda: RedisCluster(folder),
+        "replicated valkey": lambda: RedisCluster(folder, is_valkey=True),
+        "nats cluster": lambda: NatsCluster(folder),
         "nats": lambda: NatsServer(folder),
         "postgresql": PostgresServer,
         "pgbouncer": lambda: PgBouncer(*options),

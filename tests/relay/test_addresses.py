@@ -3,16 +3,20 @@
 import asyncio
 import socket
 import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 from ports import free_port
 from relay_proxy import Proxy
-from relay_waits import pair
+from relay_waits import bumped, pair
 from requirements import need, unavailable
 from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
-from purgatory.relay import Relay
+from purgatory.relay import Relay, blocking
 from purgatory.relay._store import open_store
 
 pytestmark = pytest.mark.slow
@@ -64,6 +68,119 @@ async def test_options_of_address_leave_the_relays_own(tmp_path):
             assert b"name=a " in redis.ask("CLIENT", "LIST")
 
 
+# Passwords that change
+
+
+class Changing:
+    """A password, and a server that takes it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder, self.value, self.asked = kind, folder, "first", 0
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        return self.value
+
+    def configure(self, server: Any) -> None:
+        """Has the server take the present value only."""
+        if self.kind == "redis":
+            server.ask("ACL", "SETUSER", "app", "reset")
+            rights = ("on", f">{self.value}", "allkeys", "allchannels", "+@all")
+            server.ask("ACL", "SETUSER", "app", *rights)
+        elif self.kind == "postgresql":
+            server.run("DROP ROLE IF EXISTS app")
+            server.run(f"CREATE ROLE app LOGIN SUPERUSER PASSWORD '{self.value}'")
+            (server.data / "pg_hba.conf").write_text(
+                "host all app all scram-sha-256\nhost all all all trust\n"
+            )
+            server.run("SELECT pg_reload_conf()")
+        else:
+            settings = self.folder / "settings"
+            settings.write_text(f"authorization {{ user: app, password: {self.value} }}\n")
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql", "nats"])
+async def test_password_is_asked_for_at_each_connection(tmp_path, kind):
+    password = Changing(kind, tmp_path)
+    server: Any = None
+    if kind == "nats":
+        password.configure(None)
+        server = NatsServer(tmp_path)
+        server.command += ["--config", str(tmp_path / "settings")]
+        server.start()
+    else:
+        with ExitStack() as stack:
+            server = stack.enter_context(served(kind, tmp_path))
+            password.configure(server)
+            stack.pop_all()
+    try:
+        url = server.url.replace("://tester@", "://").replace("://", "://app@")
+        async with Relay(url, password=password, timeout=TIMEOUT, resync=1.0) as relay:
+            assert await relay.bump("a") == 1
+            asked, password.value = password.asked, "second"
+            assert asked >= 2
+            password.configure(server)
+            if kind == "nats":
+                server.kill()
+                await asyncio.to_thread(server.start)
+            else:
+                server.end_relays()
+            await bumped(relay, "b")
+            assert password.asked > asked
+        with blocking.Relay(url, password=lambda: password.value, timeout=TIMEOUT) as relay:
+            relay.bump("a")
+        with pytest.raises(RelayUnavailable, match="no password: ZeroDivisionError"):
+            await Relay(url, password=lambda: 1 // 0, timeout=0.5).__aenter__()
+    finally:
+        server.end()
+
+
+FULL = {
+    "redis": (["--maxclients", "1"], "max number of clients reached"),
+    "postgresql": ([], "too many clients already"),
+    "nats": ([], "maximum connections exceeded"),
+}
+
+
+@pytest.mark.parametrize("kind", FULL)
+async def test_full_server_is_told_in_its_words(tmp_path, kind):
+    options, words = FULL[kind]
+    if kind == "nats":
+        (tmp_path / "settings").write_text("max_connections: 1")
+        server: Any = NatsServer(tmp_path)
+        server.command += ["--config", str(tmp_path / "settings")]
+    else:
+        with ExitStack() as stack:
+            server = stack.enter_context(served(kind, tmp_path, *options))
+            stack.pop_all()
+        server.kill()
+        if kind == "postgresql":
+            limits = ("max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0")
+            server.command += [word for each in limits for word in ("-c", each)]
+    server.start()
+    held = []
+    try:
+        for _ in range({"redis": 1, "postgresql": 4, "nats": 1}[kind]):
+            if kind == "postgresql":
+                held.append(await asyncpg.connect(server.url))
+            else:
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(
+                    b'CONNECT {"verbose":false}\r\nPING\r\n' if kind == "nats" else b"PING\r\n"
+                )
+                held.append(writer)
+        await asyncio.sleep(0.2)
+        for _ in range(5):
+            with pytest.raises(RelayUnavailable, match=words):
+                await Relay(server.url, timeout=1.0).__aenter__()
+    finally:
+        for each in held:
+            closing = each.close()
+            if closing is not None:
+                await closing
+        server.end()
+
+
 async def test_tls_is_used_or_refused(tmp_path, monkeypatch):
     openssl = need("openssl", "needs openssl: apt-get install openssl")
     key, certificate = tmp_path / "key", tmp_path / "certificate"
@@ -81,5 +198,7 @@ async def test_tls_is_used_or_refused(tmp_path, monkeypatch):
     try:
         server.start()
         await check(server.url.replace("nats://", "tls://"))
+        monkeypatch.delenv("SSL_CERT_FILE")
+        await check(f"{server.url.replace('nats://', 'tls://')}?tls_ca={certificate}")
     finally:
         server.kill()

@@ -3,6 +3,9 @@
 import asyncio
 import multiprocessing
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -102,3 +105,122 @@ def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path):
             r"was entered in process \d+, and this is \d+; enter one after the fork", message
         )
         assert relay.bump("a") == 2
+
+
+# Relays that are left open
+
+LEFT_OPEN = """
+import os, sys, threading
+{first}
+from purgatory.relay.blocking import Relay
+
+relays = [Relay(sys.argv[1], prefix=sys.argv[2] + end) for end in ("a", "b")]
+for relay in relays:
+    relay.__enter__()
+    print(relay.bump("a"), flush=True)
+{last}
+"""
+
+
+def left_open(url: str, prefix: str, last: str = "", first: str = "") -> list[str]:
+    """The lines of a program that opens two relays, and ends without closing them."""
+    program = LEFT_OPEN.format(first=first, last=last)
+    command = [sys.executable, "-c", program, url, prefix]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+FORK = """
+relays[0].close()
+child = os.fork()
+if not child:
+    with Relay(sys.argv[1], prefix="child") as relay:
+        print(relay.bump("a"), flush=True)
+    relay.__enter__()
+    sys.exit()
+print(os.waitpid(child, 0)[1], flush=True)
+"""
+ENDS = {
+    "exit": "",
+    "os._exit": "sys.stdout.flush(); os._exit(0)",
+    "daemon thread": """
+def keep_bumping():
+    while True:
+        relays[0].bump("b")
+
+threading.Thread(target=keep_bumping, daemon=True).start()
+""",
+}
+
+
+@pytest.mark.parametrize("last", ENDS.values(), ids=ENDS)
+def test_process_with_open_relays_ends(url, prefix, last):
+    assert left_open(url, prefix, last) == ["1", "1"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_child_with_open_relays_ends(tmp_path):
+    assert left_open(f"file://{tmp_path}", "fork", FORK) == ["1", "1", "1", "0"]
+
+
+@pytest.mark.slow
+def test_relays_share_one_loop_under_gevent(url, prefix):
+    first = "from gevent import monkey; monkey.patch_all()"
+    last = """
+import gevent
+calls = [gevent.spawn(relay.bump, f"b{n}") for relay in relays for n in range(5)]
+print(*(call.get(timeout=60) for call in calls))
+"""
+    assert left_open(url, prefix, last, first) == ["1"] * 12
+
+
+@pytest.mark.slow
+def test_foreign_loop_under_gevent_is_named(tmp_path):
+    program = f"""if True:
+        from gevent import monkey; monkey.patch_all()
+        import asyncio
+        from purgatory.relay.blocking import Relay
+        async def main():
+            with Relay("file://{tmp_path}"):
+                pass
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert "use either blocking relays or asyncio" in done.stderr
+
+
+GUNICORN = """
+from purgatory.relay.blocking import Relay
+
+bind, workers, graceful_timeout = "127.0.0.1:{port}", 2, 60
+relays = []
+
+def post_fork(server, worker):
+    relays.append(Relay({url!r}).__enter__())
+
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b"%d" % relays[0].bump("a")]
+"""
+
+
+@pytest.mark.slow
+def test_gunicorn_workers_with_open_relays_end(tmp_path):
+    port = free_port()
+    (tmp_path / "gunicorn_conf.py").write_text(GUNICORN.format(port=port, url=f"file://{tmp_path}"))
+    command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn_conf.py", "gunicorn_conf:app"]
+    server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        booted = 0
+        while booted < 2:
+            booted += "Booting worker" in server.stderr.readline()
+        begun = time.monotonic()
+        server.send_signal(signal.SIGTERM)
+        _, log = server.communicate(timeout=2 * TIMEOUT)
+        assert server.returncode == 0 and "SIGKILL" not in log
+        assert time.monotonic() - begun < 50.0  # workers that hang are killed after 60 s
+    finally:
+        server.kill()

@@ -19,13 +19,11 @@ from purgatory.relay import Relay
 
 async def receives(relay: Relay, count: int = 1) -> None:
     """Waits until `count` keys are received here, and their first reads are over."""
-    await until(
-        lambda: len(relay._receiver.waiters) == count and relay._receiver.calls.task is None
-    )
+    await until(lambda: len(relay._values.waiters) == count and relay._values.calls.task is None)
 
 
 def is_idle(relay: Relay) -> bool:
-    return not relay._receiver.waiters and not relay._replies.watched
+    return not relay._values.waiters and not relay._replies.watched
 
 
 @on_both_loops
@@ -91,17 +89,17 @@ async def test_cancelled_receive_leaves_nothing_behind(relay):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert is_idle(here)
-        await until(lambda: here._receiver.calls.task is None)
-        assert not here._receiver.calls._queue
+        await until(lambda: here._values.calls.task is None)
+        assert not here._values.calls._queue
         assert await there.deliver("a", b"value", ttl=FOREVER)
         assert await here.receive("a", TIMEOUT) == b"value"
 
 
 async def test_resync_recovers_lost_message(relay, monkeypatch):
     async with relay(resync=0.3) as here, relay() as there:
-        on_settled = here._receiver.on_settled
+        on_settled = here._values.on_settled
         deaf = lambda keys=(): None if keys else on_settled()  # noqa: E731
-        monkeypatch.setattr(here._receiver, "on_settled", deaf)
+        monkeypatch.setattr(here._values, "on_settled", deaf)
         values = {f"a{n}": b"%d" % n for n in range(150)}
         tasks = [asyncio.create_task(here.receive(key, TIMEOUT)) for key in values]
         await receives(here, 150)

@@ -108,6 +108,13 @@ def test_relay_follows_keys_of_a_cluster(run, tmp_path, named, fault):
         run(lambda: follows(url, take_over, is_silent))
 
 
+@pytest.mark.parametrize("kind", ["replicated", "replicated valkey"])
+def test_relay_follows_a_slot_to_another_node(run, tmp_path, kind):
+    """Both nodes live on, so that only the server's word ends the subscription."""
+    with served(kind, tmp_path) as cluster:
+        run(lambda: follows(cluster.url, cluster.move_slot))
+
+
 @pytest.mark.parametrize("fault", ["killed", "planned"])
 def test_relay_follows_the_server_of_sentinels(run, tmp_path, fault):
     with sentinels(tmp_path) as (servers, watchers):

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from helpers import until
+from maven import Unavailable
+from old_sqlite import old_sqlite
 from relay_waits import knows, pair, set_timeout, started
 from requirements import need, unavailable
 from servers import TIMEOUT, on_both_loops
@@ -197,3 +199,37 @@ async def test_expired_replies_leave_the_folder_as_it_was(tmp_path, monkeypatch)
         left = "SELECT count(*) FROM settled"
         await until(lambda: database.execute(left).fetchone() == (0,))
         await until(lambda: database.execute("PRAGMA page_count").fetchone()[0] < 1_200)
+
+
+USE_ALL = """
+import asyncio, sqlite3, sys
+from purgatory.relay import Relay
+
+async def main():
+    async with Relay(sys.argv[1]) as here, Relay(sys.argv[1]) as there:
+        waiting = asyncio.create_task(there.wait("a", 0))
+        print(sqlite3.sqlite_version, await here.bump("a"), await waiting)
+        await here.forget("a")
+        epoch = here.epoch
+        await here._store.renew(epoch)
+        assert await there.version("b") == 1 and there.epoch != epoch
+        assert await here.deliver("a", b"value", ttl=60)
+        assert await there.receive("a", 60) == b"value"
+        await here._store.forget_unwritten(0.0)
+        assert await here._store.forget_unwritten(0.0) is False
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_sqlite_of_older_systems_is_enough(tmp_path):
+    """SQLite 3.34, of RHEL 9 and Debian 11."""
+    try:
+        library = old_sqlite()
+    except Unavailable as error:
+        unavailable(str(error))
+    command = [sys.executable, "-c", USE_ALL, f"file://{tmp_path}"]
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["3.34.0", "1", "1"]), done.stderr

@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from purgatory.relay import _follower
 from purgatory.relay._follower import MAX_KEYS_PER_READ, MAX_OUT_OF_ORDER, Follower, ReadRequest
-from purgatory.relay._messages import ChangeMessage, ReadResult
+from purgatory.relay._messages import ChangeMessage, Hint, ReadResult
 
 KEYS = ("a", "b", "c", "d", "e")
 
@@ -84,10 +85,15 @@ class Process:
     request: ReadRequest | None = None
     result: ReadResult | None = None
     changed: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.follower = Follower(
-            self.on_advance, self.on_epoch_change, self.on_ahead, self.changed.append
+            self.on_advance,
+            self.on_epoch_change,
+            self.on_ahead,
+            self.changed.append,
+            self.dropped.append,
         )
 
     def wait(self, key: str, seen: int, began: int) -> None:
@@ -199,6 +205,10 @@ class Simulation(RuleBasedStateMachine):
             process.channel.clear()
         if event != "cut":
             getattr(process.follower, event)()
+
+    @rule(at=PROCESSES)
+    def drop_idle(self, at: int) -> None:
+        self.processes[at].follower.drop_idle()
 
     @rule(at=PROCESSES)
     def resync(self, at: int) -> None:
@@ -315,6 +325,9 @@ class Simulation(RuleBasedStateMachine):
             for wait in [wait for wait in process.waits if wait.result is None]:
                 assert wait.seen == self.store.versions.get(wait.key, 0), wait
                 follower.remove_waiter(wait.key)
+            assert follower.followed.keys() == follower.idle.keys()
+            for _ in range(2):
+                follower.drop_idle()
             assert not follower.followed and not follower.needs_read
             assert not follower._unconfirmed and not follower._keys_to_read
 
@@ -400,6 +413,7 @@ def test_many_keys_are_read_and_rechecked_in_turn():
     process = process_at_7()
     follower = process.follower
     follower.remove_waiter("a")
+    follower.on_hint(Hint(("a",)))
     keys = dict.fromkeys([f"key{number}" for number in range(2 * MAX_KEYS_PER_READ)], 0)
     for key in keys:
         process.wait(key, 0, 0)
@@ -409,3 +423,88 @@ def test_many_keys_are_read_and_rechecked_in_turn():
         asked += read(process, "e", 7, **keys).keys
         assert len(asked) % MAX_KEYS_PER_READ == 0
     assert asked == [*keys, *keys]
+
+
+# Followed keys without waiters
+
+
+def without_waiters() -> Process:
+    """A process at position 7 whose key `a`, of version 3, has just lost its last waiter."""
+    process = process_at_7()
+    process.follower.remove_waiter("a")
+    process.waits.clear()
+    return process
+
+
+@pytest.mark.parametrize(("drops", "is_read"), [(0, False), (1, False), (2, True)])
+def test_key_without_waiters_is_read_again_once_dropped(drops, is_read):
+    process = without_waiters()
+    follower = process.follower
+    for _ in range(drops):
+        follower.drop_idle()
+    assert process.dropped == ["a"] * is_read
+    follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
+    process.wait("a", 3, 0)
+    assert follower.needs_read is is_read
+    assert process.waits[0].result == (None if is_read else 4)
+
+
+def test_new_waiter_keeps_a_key_followed():
+    process = without_waiters()
+    process.follower.drop_idle()
+    process.wait("a", 3, 0)
+    for _ in range(3):
+        process.follower.drop_idle()
+    assert not process.dropped and not process.follower.needs_read
+
+
+@pytest.mark.parametrize("event", ["hint", "subscription", "epoch", "incomplete"])
+def test_key_without_waiters_causes_no_read(event):
+    process = without_waiters()
+    follower = process.follower
+    if event == "hint":
+        follower.on_hint(Hint(("a",)))
+    elif event == "subscription":
+        follower.on_subscribed()
+    elif event == "epoch":
+        follower.resync()
+        read(process, "f", 9)
+    else:
+        follower.resync()
+        follower.on_read(follower.begin_read(), ReadResult("e", 8, {}, is_incomplete=True))
+    assert not follower.needs_read or follower.begin_read().keys == ()
+    assert (process.dropped, follower.followed, follower.idle) == (["a"], {}, {})
+
+
+def test_unread_key_is_dropped_with_its_last_waiter():
+    process = process_at_7()
+    process.wait("b", 0, 0)
+    process.follower.remove_waiter("b")
+    assert process.dropped == ["b"] and not process.follower.needs_read
+
+
+def test_keys_without_waiters_are_bounded(monkeypatch):
+    monkeypatch.setattr(_follower, "MAX_IDLE_KEYS", 2)
+    process = process_at_7()
+    for key in "bcd":
+        process.wait(key, 0, 0)
+    read(process, "e", 7, b=0, c=0, d=0)
+    for key in "cbda":
+        process.follower.remove_waiter(key)
+    assert process.dropped == ["c", "b"]
+    assert [*process.follower.idle] == ["d", "a"]
+
+
+def test_reads_caused_by_hints_are_no_resyncs():
+    process = process_at_7()
+    follower = process.follower
+    follower.reports_all_keys = True
+    before = follower.resyncs
+    for position in (8, 9):
+        follower.on_hint(Hint(("b",)))
+        read(process, "e", position, b=position)
+    assert follower.resyncs == before
+    follower.resync()
+    follower.on_read_failed(follower.begin_read())  # and is read again
+    read(process, "e", 9)
+    assert follower.resyncs == before + 1

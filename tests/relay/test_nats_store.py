@@ -9,7 +9,8 @@ from typing import Any
 
 import nats
 import pytest
-from servers import TIMEOUT, NatsServer, served
+from relay_waits import bumped, knows, pair, set_timeout, started
+from servers import TIMEOUT, NatsCluster, NatsServer, served
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Change, Relay
@@ -88,6 +89,92 @@ async def test_write_on_deleted_stream_is_retried_on_next(server):
     assert after.after > before.position
     for each in (store, other):
         await each.close()
+
+
+async def test_small_messages_take_long_keys(tmp_path):
+    """A batch of long keys exceeds `max_payload` in its news and its requests."""
+    (tmp_path / "settings").write_text("max_payload: 4096")
+    server = NatsServer(tmp_path)
+    server.command += ["--config", str(tmp_path / "settings")]
+    try:
+        server.start()
+        keys = [f"{number:0512}" for number in range(100)]
+        async with pair(server.url) as (here, there):
+            waits = [asyncio.create_task(there.wait(key, 0)) for key in keys]
+            await knows(there, *keys)
+            assert await asyncio.gather(*(here.bump(key) for key in keys)) == [1] * 100
+            assert await asyncio.gather(*waits) == [1] * 100
+            assert all(await asyncio.gather(*(here.deliver(k, b"", ttl=TIMEOUT) for k in keys)))
+            receives = (there.receive(key, TIMEOUT) for key in keys)
+            assert await asyncio.gather(*receives) == [b""] * 100
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with served("nats cluster", tmp_path) as cluster:
+        yield cluster
+
+
+async def leader_of(cluster: NatsCluster, stream: str) -> NatsServer:
+    info: Any = {}
+    while "cluster" not in info:
+        info = await ask(cluster.servers[0], f"STREAM.INFO.{stream}")
+    return cluster.servers[int(info["cluster"]["leader"].removeprefix("n"))]
+
+
+async def test_opening_repeats_its_request_while_cluster_has_no_leader(cluster):
+    """A server alone elects nobody, and drops the request."""
+    first, *others = cluster.servers
+    for server in others:
+        server.pause()
+    opening = asyncio.create_task(Relay(first.url, timeout=TIMEOUT).__aenter__())
+    await asyncio.sleep(3.0)
+    assert not opening.done()
+    for server in others:
+        server.resume()
+    relay = await opening
+    assert await relay.bump("a") == 1
+    await relay.aclose()
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_replicas_survive_a_server(cluster, replicas):
+    """Without them the stream is offline, which the error says."""
+    url = f"{cluster.url}?replicas={replicas}"
+    async with pair(url, resync=1.0) as (here, there):
+        assert await there.bump("a") == 1
+        assert await there.deliver("a", b"value", ttl=10 * TIMEOUT)
+        await here.receive("a", TIMEOUT)
+        epoch = here.epoch
+        gone = await leader_of(cluster, "purgatory_versions")
+        await asyncio.to_thread(gone.kill)
+        if replicas == 1:
+            await set_timeout(there, 10.0)
+            words = r"its stream purgatory_versions is offline, .*`\?replicas=3`"
+            with pytest.raises(RelayUnavailable, match=words) as raised:
+                await there.bump("a")
+            assert "perhaps" not in str(raised.value)
+            return
+        assert await bumped(there, "a") >= 2
+        waiting = await started(here, "b", 0)
+        for number in range(1, 50):
+            assert await bumped(there, "b") >= number
+        assert await waiting >= 1
+        assert await here.receive("a", TIMEOUT) == b"value"
+        assert here.epoch == there.epoch == epoch
+
+
+async def test_options_of_address_reach_the_client(server, tmp_path):
+    for options, words in (
+        ("user_credential=a", "expected an option of user_credentials, .* got 'user_credential'"),
+        ("replicas=7", "replicas must be from 1 to 5, got '7'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Relay(f"{server.url}?{options}")
+    with pytest.raises(RelayUnavailable, match="No such file"):
+        await Relay(f"{server.url}?tls_ca={tmp_path}/none", timeout=0.5).__aenter__()
 
 
 async def test_connection_lost_while_sending_is_replaced(tmp_path):

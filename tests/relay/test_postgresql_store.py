@@ -11,9 +11,13 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from helpers import until
 from relay_waits import set_timeout, started
 from servers import TIMEOUT, PgBouncer, PostgresServer, served
+from sqlalchemy import Column, Integer, MetaData, Table, insert
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Change, Relay
@@ -265,6 +269,119 @@ async def test_delivery_in_a_transaction_counts_when_committed(postgres, prefix)
             assert not receiving.done() and not delivering.done()
         assert await receiving == b"kept"
         assert await delivering is False
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_session_of_sqlalchemy_commits_data_with_version(postgres, prefix, begins):
+    """The session sends BEGIN with its first statement; `add` sends none."""
+    engine = create_async_engine(postgres.url.replace("postgresql:", "postgresql+asyncpg:"))
+    table = Table(f"{prefix}_orders", MetaData(), Column("id", Integer, primary_key=True))
+    async with engine.begin() as connection:
+        await connection.run_sync(table.create)
+    async with opened(postgres.url, prefix=prefix) as here, AsyncSession(engine) as session:
+        if begins:
+            await session.execute(insert(table).values(id=1))
+        raw = (await (await session.connection()).get_raw_connection()).driver_connection
+        if not begins:
+            words = r"must be in a transaction at .* such as by `await session.flush\(\)`"
+            for call in (here.bump, here.advance, here.deliver):
+                more = {here.advance: (7,), here.deliver: (b"",)}.get(call, ())
+                ttl = {"ttl": TIMEOUT} if call == here.deliver else {}
+                with pytest.raises(ValueError, match=words):
+                    await call("a", *more, connection=raw, **ttl)
+            assert await here.version("a") == 0
+        else:
+            sent = here.statistics().sent
+            assert await here.bump("a", connection=raw) == 1
+            assert await here.deliver("a", b"value", ttl=TIMEOUT, connection=raw)
+            assert here.statistics().sent == sent + 2
+            await session.rollback()
+            assert await here.version("a") == 0
+            with pytest.raises(OperationTimeout):
+                await here.receive("a", 0)
+    await engine.dispose()
+
+
+# Beside what hosts and tools do to tables
+
+
+def test_default_grants_are_revoked(run, postgres):
+    """As of hosts that give all tables to roles of their own."""
+    postgres.run("CREATE DATABASE granted")
+    url = postgres.url.replace("/postgres", "/granted")
+    postgres.run('CREATE ROLE "any One" LOGIN')
+    for to in ("PUBLIC", '"any One"'):
+        postgres.run(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {to}", at=url)
+
+    async def main() -> None:
+        async with opened(url, prefix="purgatory") as relay:
+            assert await relay.deliver("a", b"secret", ttl=TIMEOUT)
+
+    try:
+        run(main)
+        rights = "SELECT relacl FROM pg_class WHERE relname LIKE 'purgatory_%' AND relkind = 'r'"
+        assert postgres.run(rights, at=url).split() == ["{tester=arwdDxtm/tester}"] * 2 or all(
+            line.startswith("{tester=") and "," not in line
+            for line in postgres.run(rights, at=url).split()
+        )
+    finally:
+        postgres.run("DROP DATABASE granted WITH (FORCE)")
+        postgres.run('DROP ROLE "any One"')
+
+
+def test_row_security_is_used_by_owner_only(run, postgres):
+    postgres.run("CREATE DATABASE secured")
+    postgres.run("CREATE ROLE app LOGIN")
+    postgres.run("CREATE ROLE guest LOGIN")
+    url = postgres.url.replace("/postgres", "/secured")
+    tables = "purgatory_versions", "purgatory_settled"
+
+    async def main() -> None:
+        postgres.run("GRANT CREATE, USAGE ON SCHEMA public TO app", at=url)
+        app, guest = (url.replace("tester", name) for name in ("app", "guest"))
+        async with opened(app, prefix="purgatory") as relay:
+            assert await relay.bump("a") == 1
+        for table in tables:
+            postgres.run(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY", at=url)
+            postgres.run(f"GRANT ALL ON {table} TO guest", at=url)
+        async with opened(app, prefix="purgatory") as relay:
+            assert await relay.bump("a") == 2
+        with pytest.raises(
+            RelayUnavailable, match=r"row security hides rows .* from the role guest"
+        ):
+            await opened(guest, prefix="purgatory").__aenter__()
+        for table in tables:
+            postgres.run(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY", at=url)
+        with pytest.raises(RelayUnavailable, match=r"row security hides rows .* from the role app"):
+            await opened(app, prefix="purgatory").__aenter__()
+
+    try:
+        run(main)
+    finally:
+        postgres.run("DROP DATABASE secured WITH (FORCE)")
+        postgres.run("DROP ROLE app; ")
+        postgres.run("DROP ROLE guest")
+
+
+async def test_alembic_keeps_the_relays_tables(postgres, prefix):
+    """With the function of the page."""
+    page = (Path(__file__).parents[2] / "purgatory/relay/README.md").read_text()
+    names: dict[str, Any] = {}
+    block = next(b for b in page.split("```python\n") if b.startswith("# migrations/env.py"))
+    exec(block.partition("```")[0].replace("purgatory_", f"{prefix}_"), names)
+    engine = create_async_engine(postgres.url.replace("postgresql:", "postgresql+asyncpg:"))
+
+    def differences(connection: Any, **options: Any) -> str:
+        context = MigrationContext.configure(connection, opts=options)
+        return str(compare_metadata(context, MetaData()))
+
+    async with opened(postgres.url, prefix=prefix), engine.connect() as connection:
+        dropped = await connection.run_sync(differences)
+        assert f"{prefix}_versions" in dropped and f"{prefix}_settled" in dropped
+        include = names["include_object"]
+        kept = await connection.run_sync(differences, include_object=include)
+        assert f"{prefix}_" not in kept
+    await engine.dispose()
 
 
 # Behind a pooler

@@ -66,7 +66,8 @@ async def test_each_wait_gets_what_there_is(relay, is_followed):
             words = f"'a' did not reach 8 .*{within}: it has 7"
             with pytest.raises(OperationTimeout, match=words):
                 await here.wait("a", 7, timeout)
-        assert here.statistics().watched == here.thresholds.statistics().keys == len(others)
+        assert here.statistics().watched == len(others)
+        await until(lambda: here.thresholds.statistics().keys == len(others))  # after a second
         assert not any(other.done() for other in others)
         for other in others:
             assert await there.bump("a") == await other == 8
@@ -119,6 +120,49 @@ async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
         assert await asyncio.gather(*waits) == [1] * 400
         await until(lambda: there.statistics().received == 41)
         assert here.statistics().sent == 41
+
+
+async def test_waiting_again_at_once_needs_no_read(tmp_path):
+    url = f"file://{tmp_path}"
+    async with Relay(url) as here, Relay(url) as there:
+        seen = await there.bump("a")
+        waiting = await started(here, "a", seen)
+        reads = recorded(here._store, "read")
+        for _ in range(20):
+            bumped = await there.bump("a")
+            assert await waiting == bumped == seen + 1
+            assert here.statistics().watched == 0
+            waiting, seen = asyncio.create_task(here.wait("a", bumped)), bumped
+        assert not reads
+        await there.bump("a")
+        await waiting
+        await until(lambda: not here._follower.followed)
+        assert await here.wait("a", seen, TIMEOUT) == seen + 1
+        assert len(reads) == 1
+
+
+async def test_sent_counts_settling_deliveries(relay):
+    async with relay() as here:
+        before = here.statistics().sent
+        await here.bump("a")
+        assert [await here.deliver("a", b"", ttl=TIMEOUT) for _ in range(2)] == [True, False]
+        assert here.statistics().sent == before + 2
+
+
+@pytest.mark.parametrize("call", ["version", "look", "wait"])
+async def test_read_version_is_of_the_known_epoch(relay, call):
+    async with relay(resync=TIMEOUT) as here, relay() as there:
+        assert await there.bump("a") == 1
+        deafen(here)
+        old = here.epoch
+        await there._store.renew(old)
+        assert here.epoch == old
+        if call == "version":
+            assert await here.version("a") == 1
+        else:
+            timeout = 0.0 if call == "look" else TIMEOUT
+            assert await here.wait("a", 1, timeout, epoch="another") == 1
+        assert here.epoch != old
 
 
 @pytest.mark.parametrize("letter", ["ü", "\x01", "a"])

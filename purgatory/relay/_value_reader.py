@@ -20,7 +20,7 @@ from purgatory.relay._store import MAX_SETTLED_BYTES
 
 
 @final
-class Receiver:
+class ValueReader:
     """Keys with waiters for their values in this process.
 
     Args:
