@@ -98,6 +98,9 @@ class Observer(Protocol):
     for each operation, in the context of the code that watches it, after its first try: before
     `operation_ended`, or when it begins to wait. For a wait of a `ThresholdPurgatory` only the
     identity of the argument is defined.
+
+    It may also have a method `for_purgatory(name: str) -> Observer`. Whatever it is given to calls
+    it once, with its own name, and notifies the returned observer instead.
     """
 
     def operation_ended(self, ended: Ended) -> None:
@@ -124,6 +127,13 @@ def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer,
                     f"{describe(observer)}"
                 )
     return several
+
+
+def _for_purgatory(observer: Any, name: str) -> Observer:
+    """The observer itself, or what its `for_purgatory` returns."""
+    if not hasattr(observer, "for_purgatory"):
+        return observer  # type: ignore[no-any-return]
+    return observer.for_purgatory(name)  # type: ignore[no-any-return]
 
 
 def overrides_key_checked(observer: Observer) -> bool:
@@ -188,6 +198,7 @@ class Notifier:
 
     def __init__(self, name: str, observers: Sequence[Observer], report: Report) -> None:
         self.name = name
+        observers = [_for_purgatory(each, name) for each in observers]
         self._observers = tuple(observers)
         self._start_observers: list[Any] = [
             each for each in observers if hasattr(each, "operation_started")

@@ -1,8 +1,10 @@
-"""The journal of a purgatory: an observer that records operations as they end, and a thread that
+"""The journal of purgatories: an observer that records operations as they end, and a thread that
 writes the records to files.
 
 On the loop, the end of an operation and a check of a key cost one record each. The records wait in
 two bounded queues. If the disk cannot keep up, further records are dropped and counted.
+
+Each purgatory gets a recorder of its own, since a check does not name its purgatory.
 """
 
 import asyncio
@@ -12,32 +14,33 @@ import uuid
 import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Self, final
 
-from purgatory import Ended
+from purgatory import Ended, Observer
 from purgatory.journal import _writer
 from purgatory.journal._row_builder import CHECK_FIELDS, ENDED_FIELDS, RowBuilder
 from purgatory.journal._writer import JournalStatistics, Limits, Writer
 
-EXCEPTION: Final = Ended._fields.index("exception")
-
 
 @final
 class Journal:
-    """Writes the operations of a purgatory to Parquet files. Pass it to the purgatory as
-    `observer`; close it last.
+    """Writes the operations of purgatories to Parquet files. Pass it to any number of purgatories
+    as `observer`; close it last.
 
-        with Journal("journal") as journal:
-            async with Purgatory("polls", observer=journal) as purgatory: ...
+        async with (
+            Journal("journal") as journal,
+            Purgatory("jobs", observer=journal) as jobs,
+            Purgatory("orders", observer=journal) as orders,
+        ): ...
 
     A closed journal may be entered again, which starts a new run.
 
-    One journal serves one purgatory; any number of journals, of any processes, may share a
-    directory. If the process is killed, the rows that are not yet in a file are lost: at most the
-    rows of the last `file_seconds`. A file in ``runs`` then has the number of operations that had
-    ended, at most a quarter of a second old. Instants come from the loop's clock, converted to UTC
-    with an offset that is measured once, at the first event. Later changes of the machine's clock
-    have no effect.
+    Any number of journals, of any processes, may share a directory. If it is removed, it is created
+    again with the next file. If the process is killed, the rows that are not yet in a file are
+    lost: at most the rows of the last `file_seconds`. A file in ``runs`` then has the number of
+    operations that had ended, at most a quarter of a second old. Instants come from the loop's
+    clock, converted to UTC with an offset that is measured once for each name of a purgatory, at
+    its first event. Later changes of the machine's clock have no effect.
 
     In the child of a fork, as in servers that preload the application, the first event starts a new
     run.
@@ -60,14 +63,9 @@ class Journal:
     """
 
     __slots__ = (
-        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer",
-        "key_checked",
-        "operation_ended",
+        "__weakref__", "_directory", "_forwarded", "_key_of", "_limits", "_pid", "_recorders",
+        "_rows", "_stop", "_writer",
     )  # fmt: skip
-
-    # The methods of an `Observer`, as attributes: the first event and `close` replace them.
-    key_checked: Any
-    operation_ended: Any
 
     def __init__(
         self,
@@ -83,8 +81,28 @@ class Journal:
         if not callable(key_of):
             raise TypeError(f"key_of must be a function of a key, got {key_of!r}")
         self._directory, self._key_of, self._limits = Path(directory), key_of, limits
+        self._recorders: weakref.WeakSet[_Recorder] = weakref.WeakSet()
+        self._forwarded: _Recorder | None = None
         self._begin()
         _journals.add(self)
+
+    def for_purgatory(self, name: str) -> Observer:
+        """Returns the observer of a purgatory of this name. `Purgatory` calls it; so should an
+        observer that forwards events to a journal."""
+        return self._recorder_of(name)
+
+    def operation_ended(self, ended: Ended) -> None:
+        """Records an operation, for an observer that forwards events of any purgatory."""
+        recorder = self._forwarded
+        if recorder is None or recorder.purgatory != ended.purgatory:
+            recorder = self._forwarded = self._recorder_of(ended.purgatory)
+        recorder.operation_ended(ended)
+
+    def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
+        """Records a check, as one of the purgatory whose operation was forwarded last."""
+        if self._forwarded is None:
+            self._forwarded = self._recorder_of("")
+        self._forwarded.key_checked(key, tried, completed)
 
     @property
     def run_id(self) -> str:
@@ -108,7 +126,8 @@ class Journal:
         """
         self._begin_if_forked()
         writer = self._writer
-        self.operation_ended, self.key_checked = writer.drop, writer.drop_check
+        for recorder in list(self._recorders):
+            recorder.drop(writer)
         self._stop()
         return writer.statistics()
 
@@ -134,12 +153,20 @@ class Journal:
     def __repr__(self) -> str:
         return f"<Journal {str(self._writer.directory)!r} run_id={self.run_id}>"
 
+    def _recorder_of(self, purgatory: str) -> "_Recorder":
+        self._begin_if_forked()
+        recorder = _Recorder(self, purgatory)
+        self._recorders.add(recorder)
+        if not self._stop.alive:
+            recorder.drop(self._writer)
+        return recorder
+
     def _begin(self) -> None:
         """Starts a run, with its own thread."""
         self._pid = os.getpid()
         self._rows = RowBuilder(uuid.uuid4().hex, self._key_of)
         self._writer = Writer(self._directory, self._rows, self._limits)
-        self.operation_ended, self.key_checked = self._first_ended, self._first_checked
+        self._await_first_events()
         self._writer.start()
         # Also runs at exit, and when the journal is collected: it has no reference to `self`.
         self._stop = weakref.finalize(self, self._writer.stop)
@@ -148,7 +175,7 @@ class Journal:
         """In the child of a fork: the thread and the run are the parent's."""
         if self._stop.detach() is not None:
             self._writer.abandon()
-            self.operation_ended, self.key_checked = self._first_ended, self._first_checked
+            self._await_first_events()
         else:
             self._pid = os.getpid()  # it was closed, and stays closed
 
@@ -156,27 +183,54 @@ class Journal:
         if self._pid != os.getpid():
             self._begin()
 
-    def _first_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Records a check before the first operation has ended, which names the purgatory."""
+    def _await_first_events(self) -> None:
+        for recorder in list(self._recorders):
+            recorder.await_first_event()
+
+    def _prepare(self, purgatory: str) -> Writer:
+        """Measures the offset of the loop's clock from UTC, unless it is known, and returns the
+        writer of the current run."""
         self._begin_if_forked()
-        self._writer.record_check(key, tried, completed, self._convert_clock())
+        if purgatory not in self._rows.offsets:
+            self._rows.offsets[purgatory] = time.time() - asyncio.get_running_loop().time()
+        return self._writer
+
+
+@final
+class _Recorder:
+    """The observer of one purgatory. Its methods are attributes: the first event of a run and
+    `Journal.close` replace them."""
+
+    __slots__ = ("__weakref__", "_journal", "key_checked", "operation_ended", "purgatory")
+
+    key_checked: Callable[[Hashable, int, int], None]
+    operation_ended: Callable[[Ended], None]
+
+    def __init__(self, journal: Journal, purgatory: str) -> None:
+        self._journal = journal
+        self.purgatory = purgatory
+        self.await_first_event()
+
+    def await_first_event(self) -> None:
+        """Finds the writer and the clock when an event comes."""
+        self.operation_ended, self.key_checked = self._first_ended, self._first_checked
+
+    def drop(self, writer: Writer) -> None:
+        """Counts further events as dropped."""
+        self.operation_ended, self.key_checked = writer.drop, writer.drop_check
+
+    def _first_checked(self, key: Hashable, tried: int, completed: int) -> None:
+        self._switch()
+        self.key_checked(key, tried, completed)
 
     def _first_ended(self, ended: Ended) -> None:
-        """Records the first operation, which names the purgatory, and switches to the fast
-        recorders."""
-        self._begin_if_forked()
-        self._convert_clock()
-        self._rows.purgatory = ended.purgatory
-        self.operation_ended, self.key_checked = _recorders(ended.purgatory, self._writer)
+        self._switch()
         self.operation_ended(ended)
 
-    def _convert_clock(self) -> float:
-        """Returns the loop's time. Measures the offset of its clock from UTC, unless it is
-        known."""
-        loop_time = asyncio.get_running_loop().time()
-        if not self._rows.epoch:
-            self._rows.epoch = time.time() - loop_time
-        return loop_time
+    def _switch(self) -> None:
+        """Switches to the fast methods."""
+        writer = self._journal._prepare(self.purgatory)
+        self.operation_ended, self.key_checked = _recorders(self.purgatory, writer)
 
 
 _journals: "weakref.WeakSet[Journal]" = weakref.WeakSet()
@@ -219,15 +273,10 @@ def _recorders(
                 return
             if not is_awake():
                 wake()
-        if (other := event.purgatory) != purgatory:
-            raise ValueError(
-                f"cannot journal an operation of {other!r}: this journal belongs to another "
-                f"purgatory, {purgatory!r}"
-            )
         if event.exception is None:
             record_ended(event)
         else:
-            record_ended((*event[:EXCEPTION], None, *event[EXCEPTION + 1 :]))
+            record_ended(event._replace(exception=None))
 
     def key_checked(key: Hashable, tried: int, completed: int) -> None:
         if len(checked) >= many_checked:
@@ -238,6 +287,6 @@ def _recorders(
                 wake()
         # A check that completed operations happened when the last of them ended: saves reading the
         # clock.
-        record_checked((key, tried, completed, ended_at if completed else loop_time()))
+        record_checked((purgatory, key, tried, completed, ended_at if completed else loop_time()))
 
     return operation_ended, key_checked

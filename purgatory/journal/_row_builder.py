@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from purgatory import Cause, Ended, OperationState
+from purgatory import Cause, Ended
 from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 
 MICROSECONDS: Final = 1_000_000
@@ -21,13 +21,10 @@ MICROSECONDS: Final = 1_000_000
 ENDED_FIELDS: Final = Ended._fields
 """Fields of an operation's record: the event's fields. The exception is replaced by None, since it
 would keep other objects alive."""
-CHECK_FIELDS: Final = ("key", "tried", "completed", "at")
+CHECK_FIELDS: Final = ("purgatory", "key", "tried", "completed", "at")
 """Fields of a check's record."""
 CHECKS_WITHOUT_PART: Final = CHECKS.remove(CHECKS.get_field_index("part"))
 """Columns of a check before its file is known."""
-
-TRY_CAUSES: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
-"""Causes of an end during a try of the operation."""
 
 # Its functions are made on import, where type checkers do not see them.
 pc: Final[Any] = pyarrow.compute
@@ -55,63 +52,59 @@ class RowBuilder:
 
     def __init__(self, run_id: str, key_of: Callable[[Any], str]) -> None:
         self.run_id = run_id
-        self.purgatory: str | None = None
-        """The purgatory's name, once an operation has ended."""
-        self.epoch = 0.0
-        """The offset of the loop's clock from seconds since 1970."""
+        self.offsets: dict[str, float] = {}
+        """The offsets of the loops' clocks from seconds since 1970, by purgatory. Written by the
+        loops' threads."""
         self._key_of = key_of
         self._key_of_failed = False
 
     def operations(self, records: Sequence[Any], first_id: int) -> pa.Table:
         """Rows of operations, numbered from `first_id`."""
-        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(
-            records, ENDED_FIELDS
-        )
-        completed = [state is OperationState.COMPLETED for state in states]
-        was_tried = [cause in TRY_CAUSES for cause in causes]
+        ended = _columns(records, ENDED_FIELDS)
+        names = ended["purgatory"]
         columns = {
-            **self._names(len(kinds)),
-            "kind": kinds,
-            "operation_id": range(first_id, first_id + len(kinds)),
-            "keys": self._text_lists(keys),
-            "started_at": self._instants(pa.array(started, pa.float64())),
-            "ended_at": self._instants(pa.array(ended, pa.float64())),
-            "timeout_s": timeouts,
-            "outcome": [state._value_ for state in states],
-            "attempts": [
-                tries + (last and done)
-                for tries, last, done in zip(failed, was_tried, completed, strict=True)
-            ],
+            **self._names(names),
+            "kind": ended["kind"],
+            "operation_id": range(first_id, first_id + len(names)),
+            "keys": self._text_lists(ended["keys"]),
+            "started_at": self._instants(ended["started_at"], names),
+            "ended_at": self._instants(ended["ended_at"], names),
+            "timeout_s": ended["timeout"],
+            "outcome": [state._value_ for state in ended["state"]],
+            "failed_tries": ended["failed_tries"],
             "ended_by": [
                 self._text(key) if cause is Cause.KEY else None
-                for key, cause in zip(by, causes, strict=True)
+                for key, cause in zip(ended["key"], ended["cause"], strict=True)
             ],
-            "missed_trigger": missed,
+            "missed_trigger": ended["missed_trigger"],
         }
         return _table(columns, OPERATIONS)
 
     def checks(self, records: Sequence[Any]) -> pa.Table:
         """Rows of checks, one for each, without `part`: see `aggregate`."""
-        keys, tried, completed, at = _columns(records, CHECK_FIELDS)
+        checked = _columns(records, CHECK_FIELDS)
+        names, keys = checked["purgatory"], checked["key"]
         columns = {
-            **self._names(len(keys)),
+            **self._names(names),
             "key": [self._text(key) for key in keys],
-            "second": pc.floor_temporal(self._instants(pa.array(at, pa.float64())), unit="second"),
+            "second": pc.floor_temporal(self._instants(checked["at"], names), unit="second"),
             "checks": pa.repeat(1, len(keys)),
-            "tried": tried,
-            "completed": completed,
+            "tried": checked["tried"],
+            "completed": checked["completed"],
         }
         return _table(columns, CHECKS_WITHOUT_PART)
 
-    def _names(self, count: int) -> dict[str, pa.Array]:
+    def _names(self, purgatories: Sequence[str]) -> dict[str, Any]:
         return {
-            "run_id": pa.repeat(self.run_id, count),
-            "purgatory": pa.repeat(encodable(self.purgatory or ""), count),
+            "run_id": pa.repeat(self.run_id, len(purgatories)),
+            "purgatory": [encodable(name) for name in purgatories],
         }
 
-    def _instants(self, times: pa.Array) -> pa.Array:
-        """Converts instants of the loop's clock to UTC, without changing their order."""
-        microseconds = pc.round(pc.multiply(pc.add(times, self.epoch), MICROSECONDS))
+    def _instants(self, times: Sequence[float], purgatories: Sequence[str]) -> pa.Array:
+        """Converts instants of the loops' clocks to UTC, without changing their order."""
+        offsets = pa.array([self.offsets[name] for name in purgatories], pa.float64())
+        seconds = pc.add(pa.array(times, pa.float64()), offsets)
+        microseconds = pc.round(pc.multiply(seconds, MICROSECONDS))
         return pc.cast(pc.cast(microseconds, pa.int64()), INSTANT)
 
     def _text_lists(self, keys: Sequence[tuple[Hashable, ...]]) -> pa.Array:
@@ -154,9 +147,9 @@ def with_part(checks: pa.Table, part: int) -> pa.Table:
     return checks.append_column("part", pa.repeat(part, len(checks))).cast(CHECKS)
 
 
-def _columns(records: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
+def _columns(records: Sequence[Any], fields: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The columns of a flat list of records."""
-    return [records[position :: len(fields)] for position in range(len(fields))]
+    return {name: records[place :: len(fields)] for place, name in enumerate(fields)}
 
 
 def _table(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:

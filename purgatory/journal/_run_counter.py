@@ -22,12 +22,25 @@ class RunCounter:
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
-        folder = directory / RUNS
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / run_id
+        self._path = directory / RUNS / run_id
+        self._create(0)
+
+    def _create(self, count: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("xb", buffering=0)
         self._count = -1
-        self.update(0)
+        self.update(count)
+
+    def restore(self) -> None:
+        """Creates the file again if its folder was removed.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        if not self._path.exists():
+            removed = self._file
+            self._create(self._count)
+            removed.close()
 
     def update(self, count: int) -> None:
         """Overwrites the number in place. Its length never changes, so this works on a full

@@ -25,7 +25,7 @@ OPERATIONS: Final = pa.schema(
         pa.field("ended_at", INSTANT),
         pa.field("timeout_s", pa.float64()),
         pa.field("outcome", pa.string()),
-        pa.field("attempts", pa.int64(), nullable=False),
+        pa.field("failed_tries", pa.int64(), nullable=False),
         pa.field("ended_by", pa.string()),
         pa.field("missed_trigger", pa.bool_(), nullable=False),
     ]
@@ -34,12 +34,12 @@ OPERATIONS: Final = pa.schema(
 
 - `run_id`, `operation_id`: together they identify the operation; the ids of a run count up from 0,
   so a gap means lost rows.
-- `kind`: the class. `purgatory`: the name. `keys`: as strings.
+- `kind`: see `Ended.kind`. `purgatory`: the name. `keys`: as strings.
 - `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end
   was not written.
 - `timeout_s`: null without a deadline. `outcome`: completed, expired or cancelled.
-- `attempts`: the number of tries of its condition. `ended_by`: the key whose check completed it, or
-  null.
+- `failed_tries`: the number of tries whose condition did not hold. `ended_by`: the key whose check
+  completed it, or null.
 - `missed_trigger`: whether the try at its deadline completed it.
 """
 

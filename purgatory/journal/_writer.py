@@ -7,6 +7,9 @@ rows are still in memory, and it is retried.
 
     operations/.abc-000007.parquet.partial  ->  operations/abc-000007.parquet
 
+A file of a writer that was killed stays partial; a day later the next writer removes it. A folder
+that was removed is created again with the next file.
+
 If writes keep failing, the rows fill their half of `max_rows`, or `max_bytes`; then the thread
 drops the queued rows. It is woken when a thousand records are queued, so that these do not become
 many while it sleeps.
@@ -14,6 +17,7 @@ many while it sleeps.
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +53,12 @@ WAKE_RECORDS: Final = MAX_BATCH
 MAX_PLAIN_ROWS: Final = 100
 """Rows up to which a file has no dictionaries and statistics: they would cost more space and time
 than they save."""
+
+PARTIAL: Final = re.compile(r"\.[0-9a-f]{32}-[0-9]{6,}\.parquet\.partial")
+"""The names of files that are being written."""
+STALE_SECONDS: Final = 24 * 3600.0
+"""Age at which a partial file is one of a writer that was killed. If not, its writer only repeats
+it."""
 
 log: Final = logging.getLogger("purgatory.journal")
 
@@ -117,8 +127,6 @@ class Writer:
         """Written by the loop's thread; `_discarded_checks` is written by this one."""
         self._discarded = 0
         self._discarded_checks = 0
-        self._early_bytes = 0
-        """The size of the keys of checks before the purgatory is known."""
         self._known_dropped = 0
         """The number of dropped operations at the last poll."""
         self._is_dropping = False
@@ -141,13 +149,14 @@ class Writer:
         self._bytes = 0
         self._failure: str | None = None
         self._retry_at = 0.0
+        self._sweep_at = 0.0
         self.wake = threading.Event()
         """Set when there is work, or the thread is to stop."""
         self._is_stopping = False
         self._thread = threading.Thread(
             target=self._run, name=f"journal {rows.run_id}", daemon=True
         )
-        for folder in FOLDERS:
+        for folder in FOLDERS:  # before an event, if that fails
             (directory / folder).mkdir(parents=True, exist_ok=True)
         self._run_counter = RunCounter(directory, rows.run_id)
 
@@ -178,15 +187,6 @@ class Writer:
             bytes=self._bytes,
             failure=self._failure,
         )
-
-    def record_check(self, *record: Any) -> None:
-        """Records a check before the journal knows its purgatory."""
-        self._early_bytes += _size_of(record[0])
-        has_room = self._early_bytes <= self._limits.max_bytes // 4
-        if len(self.checked) >= self.queue_limit * len(CHECK_FIELDS) or not has_room:
-            self.dropped_checks += 1
-        else:
-            self.checked.extend(record)
 
     def drop(self, _: object) -> None:
         """Counts an operation that ended after the journal was closed."""
@@ -248,7 +248,7 @@ class Writer:
         """Drains the queues, and writes the files that are due."""
         self._warn_of_drops()
         self._update_counter()
-        while self.ended or (self.checked and self._rows.purgatory is not None):
+        while self.ended or self.checked:
             if not self._has_capacity():
                 self._write()
             self._take_batch(self._has_capacity())
@@ -258,6 +258,9 @@ class Writer:
                 self._write()
         if stopping or self._is_old():
             self._write()
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + STALE_SECONDS
+            self._remove_partial_files()
 
     def _has_capacity(self) -> bool:
         rows = _rows_in(self._operations) + _rows_in(self._checks)
@@ -290,8 +293,7 @@ class Writer:
                 self._lost += lost
             else:
                 self._discarded += count
-        is_known = self._rows.purgatory is not None
-        checked = _take(self.checked, CHECK_FIELDS, "key") if is_known else []
+        checked = _take(self.checked, CHECK_FIELDS, "key")
         if checked and has_capacity:
             tables, lost = self._convert(
                 lambda some, _: self._rows.checks(some), checked, len(CHECK_FIELDS)
@@ -348,6 +350,7 @@ class Writer:
         if time.monotonic() < self._retry_at and not self._is_stopping:
             return
         try:
+            self._run_counter.restore()
             if self._operations:
                 self._write_file("operations", pa.concat_tables(self._operations))
                 self._written += _rows_in(self._operations)
@@ -366,6 +369,7 @@ class Writer:
         """Writes a file, or leaves nothing behind."""
         name = f"{self._rows.run_id}-{self._files:06d}.parquet"
         partial = self.directory / folder / f".{name}.partial"
+        partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("xb") as file:  # a link would lead elsewhere
                 write_parquet(rows, file)
@@ -379,6 +383,16 @@ class Writer:
             raise
         self._files += 1
         self._bytes += size
+
+    def _remove_partial_files(self) -> None:
+        """Removes files of writers that were killed."""
+        oldest = time.time() - STALE_SECONDS
+        for folder in FOLDERS:
+            with suppress(OSError), os.scandir(self.directory / folder) as entries:
+                for each in entries:
+                    is_partial = PARTIAL.fullmatch(each.name) is not None
+                    if is_partial and each.stat(follow_symlinks=False).st_ctime < oldest:
+                        Path(each.path).unlink(missing_ok=True)
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
