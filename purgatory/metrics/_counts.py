@@ -76,8 +76,8 @@ class KindMetrics:
     """Times between the deadline and the end, of operations that reached their deadline."""
     missed_triggers: int
     """Operations that only the last try, at their deadline, completed: no check had tried them."""
-    retries: int
-    """Tries by checks whose condition did not hold yet."""
+    failed_tries: int
+    """Tries whose condition did not hold: the sum of `Ended.failed_tries`."""
 
     @property
     def ended(self) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from threading import RLock
 from typing import Final, final
 
-from purgatory.metrics._snapshot import Histogram
+from purgatory.metrics._counts import Histogram
 
 MAX_UNSORTED: Final = 512
 

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Final, final
 
 from purgatory import Cause, Ended, Observer, OperationState
+from purgatory.metrics._counts import LATENESS_BOUNDS, WAIT_BOUNDS, Histogram, KindMetrics
 from purgatory.metrics._durations import Durations
-from purgatory.metrics._snapshot import LATENESS_BOUNDS, WAIT_BOUNDS, Histogram, KindMetrics
 
 Names = tuple[str, str]
 """The names of a purgatory and of a kind of operation."""
 
-Outcome = tuple[OperationState, Cause]
+End = tuple[OperationState, Cause]
 
 MISSED: Final = OperationState.COMPLETED, Cause.DEADLINE
 
@@ -45,24 +45,14 @@ class Meter:
 
     def operation_ended(self, ended: Ended) -> None:
         """Counts the operation."""
-        purgatory, kind, _, started_at, ended_at, timeout, state, cause, _, failed_tries = ended[
-            :10
-        ]
-        counts = self._kinds.get((purgatory, kind)) or self._kinds.setdefault(
-            (purgatory, kind), _Kind()
-        )
-        waited = ended_at - started_at
-        durations = counts.waits.get((state, cause)) or counts.waits.setdefault(
-            (state, cause), Durations(WAIT_BOUNDS)
-        )
+        names = ended.purgatory, ended.kind
+        counts = self._kinds.get(names) or self._kinds.setdefault(names, _Kind())
+        end, waited = (ended.state, ended.cause), ended.ended_at - ended.started_at
+        durations = counts.waits.get(end) or counts.waits.setdefault(end, Durations(WAIT_BOUNDS))
         durations.add(waited)
-        if cause is Cause.DEADLINE:
-            if timeout is not None:
-                counts.lateness.add(max(waited - max(timeout, 0.0), 0.0))
-            if state is OperationState.EXPIRED:
-                failed_tries -= 1  # the last try is not a check
-        if failed_tries > 1:
-            counts.retries += failed_tries - 1
+        if ended.cause is Cause.DEADLINE and (timeout := ended.timeout) is not None:
+            counts.lateness.add(max(waited - max(timeout, 0.0), 0.0))
+        counts.failed_tries += ended.failed_tries
 
     def snapshot(self) -> tuple[KindMetrics, ...]:
         """Returns all counts, by purgatory and kind, in order of their names. Any thread may call
@@ -80,19 +70,17 @@ class Meter:
 class _Kind:
     """The counts of one kind of operation in one purgatory."""
 
-    __slots__ = ("lateness", "retries", "waits")
+    __slots__ = ("failed_tries", "lateness", "waits")
 
     def __init__(self) -> None:
-        self.waits: dict[Outcome, Durations] = {}
+        self.waits: dict[End, Durations] = {}
         self.lateness = Durations(LATENESS_BOUNDS)
-        self.retries = 0
+        self.failed_tries = 0
 
     def snapshot(self, purgatory: str, kind: str) -> KindMetrics:
-        histograms = {
-            outcome: durations.histogram() for outcome, durations in list(self.waits.items())
-        }
+        histograms = {end: durations.histogram() for end, durations in list(self.waits.items())}
         outcomes = {
-            outcome: histogram.count for outcome, histogram in histograms.items() if histogram.count
+            end: histogram.count for end, histogram in histograms.items() if histogram.count
         }
         waits: dict[OperationState, Histogram] = {}
         for (state, cause), histogram in histograms.items():
@@ -105,5 +93,5 @@ class _Kind:
             MappingProxyType(waits),
             self.lateness.histogram(),
             outcomes.get(MISSED, 0),
-            self.retries,
+            self.failed_tries,
         )

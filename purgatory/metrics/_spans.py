@@ -23,7 +23,7 @@ from opentelemetry.trace import (
 )
 
 from purgatory import DelayedOperation, Ended, Observer
-from purgatory.metrics._purgatories import encodable
+from purgatory.metrics._table import encodable
 
 MAX_KEYS_LENGTH: Final = 512
 """Characters of the attribute `purgatory.keys`."""
@@ -41,16 +41,16 @@ class Spans:
 
     Args:
         tracer_provider: makes the spans; by default the global one.
-        tell_keys: whether the keys are an attribute; False by default, since they may be private.
+        record_keys: whether the keys are an attribute; False by default, since they may be private.
     """
 
     key_checked = Observer.key_checked  # not overridden, so checks are not reported
 
     def __init__(
-        self, *, tracer_provider: TracerProvider | None = None, tell_keys: bool = False
+        self, *, tracer_provider: TracerProvider | None = None, record_keys: bool = False
     ) -> None:
         self._tracer = get_tracer("purgatory", tracer_provider=tracer_provider)
-        self._tell_keys = tell_keys
+        self._record_keys = record_keys
         self._waiting: dict[int, Span] = {}
         """Recorded spans, by the `id` of their operation."""
 
@@ -82,7 +82,7 @@ class Spans:
         )
         if ended.timeout is not None:
             span.set_attribute("purgatory.timeout", ended.timeout)
-        if self._tell_keys:
+        if self._record_keys:
             keys = ", ".join(map(repr, ended.keys))
             span.set_attribute("purgatory.keys", encodable(keys[:MAX_KEYS_LENGTH]))
         if ended.exception is not None:

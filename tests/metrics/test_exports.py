@@ -102,7 +102,7 @@ COUNTED = [
     ("operations", "operations_total", DONE | {"cause": "key"}, 1),
     ("operations", "operations_total", DONE | {"cause": "first try"}, 1),
     ("missed_triggers", "missed_triggers_total", PROBES, 0),
-    ("retries", "retries_total", PROBES, 0),
+    ("failed_tries", "failed_tries_total", PROBES, 1),
     ("pending", "pending_operations", JOBS, 4),
     ("pending", "pending_operations", {"purgatory": "relay"}, 3),
     ("watches", "watches", JOBS, 8),

@@ -29,7 +29,7 @@ def provider(exporter):
 
 @on_virtual_time
 async def test_span_of_a_wait_links_its_completion(provider, exporter):
-    tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider, tell_keys=True)
+    tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider, record_keys=True)
     results = {}
 
     async def request(jobs):
@@ -92,7 +92,7 @@ async def test_what_is_not_sampled_is_not_kept():
 
 @on_virtual_time
 async def test_names_with_lone_surrogates_can_be_exported(provider, exporter):
-    spans = Spans(tracer_provider=provider, tell_keys=True)
+    spans = Spans(tracer_provider=provider, record_keys=True)
     name, escaped = "a\ud800b", "a\\ud800b"
 
     async with Purgatory(name, observer=spans) as purgatory:
