@@ -29,7 +29,6 @@ from purgatory._inspect import (
     WaitingOperation,
     WatchedKey,
     WatchedThreshold,
-    WheelLevel,
     inspect,
 )
 
@@ -72,7 +71,6 @@ __all__ = [
     "WaitingOperation",
     "WatchedKey",
     "WatchedThreshold",
-    "WheelLevel",
     "WheelTimer",
     "WrongLoop",
     "inspect",

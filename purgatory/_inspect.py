@@ -1,13 +1,12 @@
-"""A snapshot of a purgatory: its timing wheel, the operations that have waited longest, the keys
-with the most waiters.
+"""A snapshot of a purgatory: the operations that have waited longest, the keys with the most
+waiters, and the last missed triggers.
 
-To visit a million operations would block the loop for a second, so the snapshot is a sample, except
-for counts that exist anyway. A level of the wheel with up to 256 buckets is read bucket by bucket;
-of a larger level only every n-th bucket is read, and the result is scaled up. Operations are
-sampled at the front of buckets and of watch lists. Both are in order of arrival, so the front has
-the oldest operations; and the more watchers a key has, the more likely the sample includes it.
+Visiting a million operations would block the loop for a second, so the snapshot is a sample, except
+for counts that exist anyway. Operations are sampled at the front of buckets of the wheel and of
+watch lists. Both are in order of arrival, so the front has the oldest operations; and the more
+watchers a key has, the more likely the sample includes it.
 
-    1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations, 0.4 ms
+    1,000,000 pending on 200,000 keys    sample: 200 operations, 0.4 ms
 
 In a `ThresholdPurgatory` the sample is the oldest keys, some 4,000, and of their waits some 200.
 
@@ -31,15 +30,12 @@ from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
 from purgatory._core.thresholds import ThresholdPurgatory
 from purgatory._core.watch_lists import WatchLists, keys_of
-from purgatory._core.wheel import EntryList, Level, TimingWheel
-
-MAX_BINS: Final = 120
-"""Number of sectors into which the time span of a level is divided."""
+from purgatory._core.wheel import EntryList, TimingWheel
 
 MAX_BUCKETS: Final = 256
-"""Limit of buckets read per level."""
+"""Limit of buckets per level that are put in order, to select the buckets to read."""
 MAX_SKIPPED: Final = 4096
-"""Limit of buckets iterated over per level, to select the buckets to read."""
+"""Limit of keys of a `ThresholdPurgatory` that are iterated over."""
 
 MAX_FRONTS: Final = 24
 """Limit of buckets per level from which operations are sampled."""
@@ -86,24 +82,6 @@ class WatchedKey(NamedTuple):
 
 
 @final
-class WheelLevel(NamedTuple):
-    """A level of the wheel."""
-
-    slot_seconds: float
-    """The width of a bucket, in seconds."""
-    slots: int
-    """The number of buckets."""
-    waiting: int
-    sector_seconds: float
-    """The width of a sector, in seconds. The first sector starts now."""
-    sectors: tuple[tuple[int, int], ...]
-    """The non-empty sectors: pairs of a sector's number, from 0, and its number of operations.
-    Overdue operations are in sector 0."""
-    is_estimate: bool
-    """Whether only some buckets were read and the counts are scaled up."""
-
-
-@final
 class MissedTrigger(NamedTuple):
     """An operation that only its last try completed: its keys were not checked when its condition
     became true."""
@@ -131,12 +109,8 @@ class Inspection(NamedTuple):
     max_pending: int | None
     tick: float
     """Width of a tick, in seconds."""
-    levels: tuple[WheelLevel, ...]
-    """The used levels of the wheel, finest first."""
-    moving: int
-    """Number of operations in due or cascading buckets."""
     without_deadline: int
-    """Number of operations in no bucket; an estimate if a level is an estimate."""
+    """The number of operations that wait without a deadline."""
     oldest: tuple[WaitingOperation, ...]
     """The operations of the sample that have waited longest, in this order."""
     hottest: tuple[WatchedKey, ...]
@@ -187,9 +161,9 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
         purgatory: of either kind.
         most: the length of `oldest` and of `hottest`, zero or more.
 
-    Cost: bounded, and below a millisecond with a million pending. So `oldest` and `hottest` come
-    from a sample of some 200 operations, see `Inspection.looked_at`; the counts of a level of the
-    wheel with more than 256 buckets are an estimate. All other counts are exact.
+    Cost: the number of buckets of the wheel; below a millisecond with a million pending. So `oldest`
+    and `hottest` come from a sample of some 200 operations, see `Inspection.looked_at`. All counts
+    are exact.
 
     Raises:
         ValueError: `most` is negative.
@@ -204,9 +178,6 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
     if purgatory._loop_wheel.is_bound and purgatory._loop is not loop:
         purgatory._bind(f"inspect {purgatory.name}")
     now = loop.time()
-    current_tick = wheel.clock.tick_at(now)
-    levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
-    moving = sum(map(len, wheel.draining()))
     operations = _sample_operations(wheel, purgatory._by_key)
     waiting = [_describe(operation) for operation in operations]
     watched = _count_watchers(operations, purgatory)
@@ -215,16 +186,13 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
         for kind, keys, timeout, when in reversed(purgatory._recent_missed_triggers)
     ]
     statistics = purgatory.statistics()
-    in_levels = sum(level.waiting for level in levels)
     return Inspection(
         statistics=statistics,
         now=now,
         is_closed=purgatory._closed,
         max_pending=purgatory._max_pending,
         tick=wheel.clock.tick,
-        levels=tuple(levels),
-        moving=moving,
-        without_deadline=max(statistics.pending - moving - in_levels, 0),
+        without_deadline=max(statistics.pending - wheel.size, 0),
         oldest=tuple(nsmallest(most, waiting, key=partial(_by_age, now))),
         hottest=tuple(nlargest(most, watched, key=_waiting)),
         missed=tuple(missed),
@@ -272,31 +240,6 @@ def _by_age(now: float, operation: WaitingOperation) -> tuple[float, float]:
     """Sorts the operations that have waited longest to the front."""
     started_at, deadline = operation.started_at, operation.deadline
     return now if started_at is None else started_at, inf if deadline is None else deadline
-
-
-def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
-    """Counts the operations of a level, by sectors. Cost: `MAX_BUCKETS` buckets."""
-    # No entry of a level is due later than twice its interval.
-    width = max(ceil(2 * level.interval / MAX_BINS), level.tick)
-    iterated = min(len(level.buckets), MAX_SKIPPED)
-    stride = max(ceil(iterated / MAX_BUCKETS), 1)
-    sectors: dict[int, int] = {}
-    read = 0
-    for bucket in islice(level.buckets.values(), 0, iterated, stride):
-        read += 1
-        if waiting := len(bucket):
-            sector = max(bucket.start_tick - current_tick, 0) // width
-            sectors[sector] = sectors.get(sector, 0) + waiting
-    factor = len(level.buckets) / read if read else 1.0
-    scaled = [(sector, round(waiting * factor)) for sector, waiting in sorted(sectors.items())]
-    return WheelLevel(
-        slot_seconds=level.tick * tick,
-        slots=len(level.buckets),
-        waiting=sum(waiting for _, waiting in scaled),
-        sector_seconds=width * tick,
-        sectors=tuple(scaled),
-        is_estimate=read < len(level.buckets),
-    )
 
 
 def _sample_operations(wheel: TimingWheel, by_key: WatchLists) -> list[Operation]:
