@@ -1,7 +1,8 @@
 """Arguments: how messages show them, and checks of numbers of seconds."""
 
+from io import TextIOWrapper
 from math import ldexp
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 MAX_DESCRIBED: Final = 1000
 """Characters of a `repr` in a message; a key may be a megabyte."""
@@ -19,6 +20,13 @@ def printable(text: object) -> str:
     return "".join(
         [char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown]
     )
+
+
+def allow_any_text(output: TextIO) -> None:
+    """Makes `output` replace characters that its encoding lacks, instead of raising an error: a
+    pipe may be ASCII."""
+    if isinstance(output, TextIOWrapper):
+        output.reconfigure(errors="replace")
 
 
 def describe(value: object) -> str:

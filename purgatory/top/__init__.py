@@ -1,4 +1,4 @@
-"""What `purgatory.asgi.console` shows, in a terminal: `python -m purgatory.top
+"""What `purgatory.console` shows, in a terminal: `python -m purgatory.top
 http://127.0.0.1:8000/purgatory`. Extra `top`.
 
 Like the page, it long-polls for the next version of the state of one worker, and draws it below the
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from purgatory._core.arguments import printable
+from purgatory._core.arguments import allow_any_text, printable
 from purgatory._core.errors import how_to_install
 from purgatory.top._source import Source, of_a_page, reason
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m purgatory.top",
-        description="Shows the page of purgatory.asgi.console in a terminal.",
+        description="Shows the page of purgatory.console in a terminal.",
         epilog="Keys: q quits, w shows the next worker, the arrows scroll.",
     )
     parser.add_argument(
@@ -70,6 +70,7 @@ def _show(source: Source, *, is_once: bool) -> None:
     from purgatory.top._drawing import screen  # noqa: PLC0415
     from purgatory.top._follow import follow  # noqa: PLC0415
 
+    allow_any_text(sys.stdout)
     console = Console()
     if not is_once:
         with suppress(KeyboardInterrupt):

@@ -13,6 +13,9 @@ MIN_ROWS: Final = 3
 """Rows of a table of details, however low the terminal is: it scrolls."""
 MAX_ROWS: Final = 10
 
+SILENT: Final = 5.0
+"""Seconds after which a worker is late. Workers announce themselves every three seconds."""
+
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 Cell = tuple[str, str]
@@ -69,11 +72,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> l
     return lines
 
 
-def keys_of(each: dict[str, Any]) -> str:
-    """The keys of an operation, and how many others wait for the same keys."""
-    more = f" and {each['moreKeys']} more" if each["moreKeys"] else ""
+def keys_of(each: dict[str, Any], width: int) -> str:
+    """The keys of an operation, as many whole keys as there is room for, and how many others wait
+    for the same keys."""
+    keys = [printable(key) for key in each["keys"]]
     same = f" ×{each['count']}" if each.get("count", 1) > 1 else ""
-    return printable(", ".join(each["keys"]) + more + same)
+    for count in range(len(keys), 0, -1):
+        more = len(keys) - count + each["moreKeys"]
+        end = (f" and {more} more" if more else "") + printable(same)
+        if len(text := ", ".join(keys[:count]) + end) <= width:
+            return text
+    return cut(keys[0], max(width - len(end), 8)) + end if keys else ""
 
 
 def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
@@ -124,12 +133,23 @@ def details(purgatory: dict[str, Any], room: int, width: int) -> list[Text]:
     lines = [title]
     for each in purgatory["missedLast"][:MIN_ROWS]:
         end = f" ({cut(printable(each['kind']), 16)}), {duration(each['ago'])} ago"
-        keys = cut(keys_of(each), max(width - len("missed trigger: ") - len(end), 8))
+        keys = keys_of(each, max(width - len("missed trigger: ") - len(end), 8))
         lines.append(Text(f"missed trigger: {keys}{end}", "red"))
     rows = min(max(room - len(lines) - 1, MIN_ROWS), MAX_ROWS)
     if purgatory["oldest"]:
-        cells = [[(keys_of(each), ""), *_times(each)] for each in purgatory["oldest"][:rows]]
-        lines += table(["waiting longest", "kind", "waiting", "left"], cells, width)
+        heads = ["waiting longest", "kind", "waiting", "left"]
+        times = [_times(each) for each in purgatory["oldest"][:rows]]
+        taken = [
+            max(map(len, column)) + 2
+            for column in zip(
+                heads[1:], *([text for text, _ in each] for each in times), strict=True
+            )
+        ]
+        cells = [
+            [(keys_of(each, width - sum(taken)), ""), *cells]
+            for each, cells in zip(purgatory["oldest"], times, strict=False)
+        ]
+        lines += table(heads, cells, width)
     return lines
 
 
@@ -139,12 +159,18 @@ def _times(each: dict[str, Any]) -> list[Cell]:
     return [(kind, ""), (duration(each["waited"]), ""), (left, "")]
 
 
-def other_worker(each: dict[str, Any]) -> Text:
+def other_worker(each: dict[str, Any], *, is_gone: bool = False) -> Text:
     """A line for another worker."""
+    ago = each.get("ago") or 0.0
+    if is_gone:
+        text = f"worker {each['pid']} on {each['host']}: gone, last heard {duration(ago)} ago"
+        return Text(printable(text), "yellow")
     pid, pending = ("?" if each[name] is None else each[name] for name in ("pid", "pending"))
     polls = "" if each["polls"] is None else f", {plural(each['polls'], 'poll')}"
+    silent = f", not heard for {duration(ago)}" if ago >= SILENT else ""
     where = f": {each['address']}" if each["address"] else ""
-    return Text(printable(f"worker {pid} on {each['host']}: {pending} pending{polls}{where}"))
+    text = f"worker {pid} on {each['host']}: {pending} pending{polls}{silent}{where}"
+    return Text(printable(text), "yellow" if silent else "")
 
 
 def total(state: dict[str, Any]) -> Text:
@@ -207,6 +233,7 @@ def screen(
     lines += [other_worker(each) for each in others[:most]]
     if len(others) > most:
         lines.append(Text(f"and {plural(len(others) - most, 'more worker')}"))
+    lines += [other_worker(each, is_gone=True) for each in (state.get("gone") or [])[-most:]]
     lines += [Text(), *overview(state, width)]
     shown = [each for each in state["purgatories"] if each.get("oldest") or each.get("missedLast")]
     for number, purgatory in enumerate(shown):

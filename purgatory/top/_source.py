@@ -38,6 +38,9 @@ MAX_ANNOUNCEMENTS: Final = 4
 MET_TTL: Final = 15.0
 """Seconds for which a worker counts that has answered instead of the wanted one."""
 
+GONE_TTL: Final = 60.0
+"""Seconds for which a worker that is no longer listed is shown as gone."""
+
 MAX_RESPONSE_BYTES: Final = 8 * 1024 * 1024
 MAX_HISTORY: Final = 300
 
@@ -53,7 +56,7 @@ def of_a_page() -> Iterator[None]:
     try:
         yield
     except wrong as error:
-        raise ValueError(f"this is not of a page of purgatory.asgi.console: {error!r}") from error
+        raise ValueError(f"this is not of a page of purgatory.console: {error!r}") from error
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -96,6 +99,8 @@ class Source:
         self._opener = build_opener(_NoRedirect, *([ProxyHandler({})] if is_local else []))
         self._probes: list[Thread] = []
         """The connections of probes that have not ended."""
+        self._heard: dict[str, tuple[float, dict[str, Any]]] = {}
+        """Other workers of the last minute by name, and when each was last heard."""
         self._history: deque[list[Any]] = deque(maxlen=MAX_HISTORY)
         self._worker = ""
 
@@ -147,6 +152,7 @@ class Source:
             self._history.extend(state["history"])
             if "others" in state:
                 state["others"] = self._others(state)
+            state["gone"] = self._gone(state)
         return state | {"history": list(self._history)}, False
 
     def _others(self, state: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -157,6 +163,22 @@ class Source:
         others |= {name_of(each): each for each in state.get("others") or ()}
         others.pop(name_of(state["worker"]), None)
         return None if state.get("others") is None and not others else list(others.values())
+
+    def _gone(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """The other workers of the last minute that are no longer listed, and for how many seconds
+        each has not been heard."""
+        now = time.monotonic()
+        listed = {name_of(each): each for each in (state["worker"], *(state.get("others") or ()))}
+        known = self._heard | {
+            name: (now - (each.get("ago") or 0.0), each) for name, each in listed.items()
+        }
+        recent = [(name, each) for name, each in known.items() if now - each[0] < GONE_TTL]
+        self._heard = dict(recent[-MAX_WORKERS:])
+        return [
+            each | {"ago": now - heard}
+            for name, (heard, each) in self._heard.items()
+            if name not in listed
+        ]
 
     @staticmethod
     def is_probed(state: dict[str, Any]) -> bool:
@@ -234,5 +256,5 @@ def reason(source: Source, error: Exception) -> str:
         with error:
             text = f"{error.code}: {error.read(500).decode(errors='replace').strip()}"
         if error.code == 404:
-            text = f"{text}; is purgatory.asgi.console mounted at this address?"
+            text = f"{text}; is purgatory.console mounted at this address?"
     return f"{source.shown}: {printable(text)}"

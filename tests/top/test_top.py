@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -57,6 +58,33 @@ def test_other_workers_are_listed_in_printable_text():
         assert f"and {100 - most} more workers" in [line.rstrip() for line in lines]
     for none in (state(), state(others=None), state(others=[])):
         assert not any(line.startswith("worker") for line in lines_of(none))
+
+
+def test_killed_worker_is_shown_as_silent_and_then_gone(monkeypatch):
+    now, source = [1000.0], _source.Source("http://127.0.0.1:1/", {})
+    monkeypatch.setattr(_source.time, "monotonic", lambda: now[0])
+
+    def shown(*others):
+        answer = io.BytesIO(body(others=[*others], relay={"isConnected": True, "for": 1.0}))
+        answer.headers = {}
+        source._opener.open = lambda *_, **__: answer
+        lines = [line.rstrip() for line in lines_of(source.next())]
+        return [line for line in lines if "workers, " in line or line.startswith("worker")]
+
+    assert shown(other(8, ago=2.0)) == [
+        "1 pending in 2 workers, 1 poll open",
+        "worker 8 on vm: 1 pending, 1 poll",
+    ]
+    assert shown(other(8, ago=9.0))[1] == "worker 8 on vm: 1 pending, 1 poll, not heard for 9 s"
+    now[0] += 1
+    assert shown() == ["worker 8 on vm: gone, last heard 10 s ago"]
+    assert shown(other(9, ago=0.0)) == [
+        "1 pending in 2 workers, 1 poll open",
+        "worker 9 on vm: 1 pending, 1 poll",
+        "worker 8 on vm: gone, last heard 10 s ago",
+    ]
+    now[0] += _source.GONE_TTL
+    assert shown() == []
 
 
 @contextmanager
@@ -194,6 +222,36 @@ def test_sum_is_first_and_equal_keys_one_row():
     lines = lines_of(state(purgatories=shown, others=others, polls={"open": 3, "endings": {}}))
     assert lines[1].rstrip() == "38 pending in 3 workers, 5 polls open"
     assert sum(f"{UUIDS[0]} ×18  Job" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [80, 90, 140])
+def test_list_of_keys_that_is_cut_keeps_whole_keys(width):
+    keys = [f"'customer/{number:08}'" for number in range(4)]
+    cut_keys = purgatory()["oldest"][0] | {"keys": keys, "moreKeys": 2, "count": 3}
+    missed = purgatory()["missedLast"][0] | {"keys": keys, "moreKeys": 2}
+    shown = [purgatory(oldest=[cut_keys], missedLast=[missed])]
+
+    lines = lines_of(state(purgatories=shown), width)
+
+    for line, end in zip(
+        [line for line in lines if "customer" in line], (" (Job)", " ×3 "), strict=True
+    ):
+        found = re.findall(r"'[^']*'", line)
+        assert found and found == keys[: len(found)]
+        assert f"{found[-1]} and {6 - len(found)} more{end}" in line
+
+
+def test_encodings_without_blocks_get_question_marks():
+    points = [[second, 0.0, [[second, 0, 0, 0, 0]]] for second in range(9)]
+    about = purgatory(name="b\xfccher")
+    with served((200, body(purgatories=[about], history=points))) as (url, _):
+        done = subprocess.run(
+            [sys.executable, "-m", "purgatory.top", url, "--once"],
+            env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "140"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "b?cher" in done.stdout
 
 
 def test_a_terminal_of_80_by_24_has_everything():
