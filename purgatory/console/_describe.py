@@ -32,17 +32,8 @@ AnyPurgatory = Purgatory[Any] | ThresholdPurgatory[Any, Any]
 Point = tuple[int, int, int, int, int]
 """Pending, and in all: completed, expired, cancelled, missed triggers."""
 
-COUNTS: Final = (
-    "name",
-    "keys",
-    "pending",
-    "completed",
-    "expired",
-    "cancelled",
-    "moves",
-    "wake_ups",
-)
-"""Of both kinds of purgatory."""
+COUNTS: Final = ("name", "keys", "pending", "completed", "expired", "cancelled")
+"""Counts of both kinds of purgatory."""
 
 MAX_KEY_LENGTH: Final = 120
 """Characters of a key that are shown."""
@@ -240,7 +231,7 @@ def _operation(each: Any, key_of: KeyOf) -> dict[str, Any]:
 
 
 def _kind(kind: "KindMetrics") -> dict[str, Any]:
-    return _fields(kind, "kind", "retries") | {
+    return _fields(kind, "kind") | {
         "outcomes": {
             f"{state.value}: {cause.value}": count
             for (state, cause), count in kind.outcomes.items()

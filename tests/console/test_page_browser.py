@@ -147,7 +147,7 @@ def test_filter_shows_matching_keys_only(server: Server, page: Page) -> None:
     assert "12,345 keys" in (page.text("[data-name=jobs] .title") or "")
     keys = page.texts("[data-name=jobs] section:first-of-type tbody .key")
     assert len(keys) == len({*keys})  # and what differs between keys is kept
-    assert all(key.startswith("…") and key.endswith("'") and len(key) == 7 for key in keys)
+    assert all(key.startswith("'…") and key.endswith("'") and len(key) == 8 for key in keys)
 
 
 def test_alerts_are_first_and_title_names_service(server: Server, page: Page) -> None:
