@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
+from purgatory._core.arguments import allow_any_text
 from purgatory._core.errors import how_to_install
 from purgatory.pipeline._files import first_line
 from purgatory.pipeline._programs import NoJournal, SparkUnavailable, shown, without_secrets
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     In both cases it prints one line with the reason.
     """
     given = sys.argv[1:] if arguments is None else [*arguments]
+    allow_any_text(sys.stdout)
     try:
         options = _parser(given).parse_args(given)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,9 +11,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import unquote
 
 SCHEME: Final = re.compile(r"[\w+.-]+:(//[^/]*)?")
 """The scheme and the host of a URI."""
+NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The name of a folder for null."""
+FROM_JAVA: Final = "An error occurred while calling"
+CAUSED_BY: Final = "Caused by: "
+JAVA_CLASS: Final = re.compile(rf"^(?:: |{CAUSED_BY})(?:(?:\w+\.)+[\w$]+: )?")
 
 
 class Vanished(Exception):
@@ -122,7 +128,24 @@ def _parts(path: str) -> list[str]:
     return [part for part in path[scheme.end() if scheme else 0 :].split("/") if part]
 
 
+def in_folders(name: str) -> dict[str, str | None]:
+    """The columns in the names of a file's folders, where Spark and Hive put them:
+    ``purgatory=jobs/part-0.parquet``.
+
+    Args:
+        name: of the file, in its journal's folder.
+    """
+    parts = (part.partition("=") for part in name.split("/")[:-1] if "=" in part)
+    return {column: None if value == NULL else unquote(value) for column, _, value in parts}
+
+
 def first_line(error: BaseException) -> str:
-    """The message of an exception, in one line."""
-    lines = (line.strip().rstrip(".") for line in str(error).splitlines())
-    return next(filter(None, lines), type(error).__name__)
+    """The message of an exception, in one line. If it is from Java, Java's reason: py4j's own
+    message has none."""
+    lines = [text for line in str(error).splitlines() if (text := line.strip().rstrip("."))]
+    if lines and lines[0].startswith(FROM_JAVA):
+        reasons = [line for line in lines if line.startswith((": ", CAUSED_BY))]
+        first, *causes = [JAVA_CLASS.sub("", each) for each in reasons] or lines
+        is_said = not causes or causes[-1] in first
+        return first if is_said else f"{first}: {causes[-1]}"
+    return lines[0] if lines else type(error).__name__

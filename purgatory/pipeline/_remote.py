@@ -30,11 +30,6 @@ def storage_of(spark: SparkSession, path: str) -> Storage:
     return Connected(spark) if is_remote() else Hadoop(spark)
 
 
-def java_message(error: Py4JJavaError) -> str:
-    """The message of an exception of Java, in one line."""
-    return first_line(Exception(error.java_exception.getMessage()))
-
-
 class Hadoop:
     """A `Storage` on Hadoop's file systems, in the Java of the session."""
 
@@ -51,7 +46,7 @@ class Hadoop:
             path = self._path(name)
             yield path.getFileSystem(self._configuration), path
         except Py4JJavaError as error:
-            raise OSError(f"cannot {action} {name!r}: {java_message(error)}") from error
+            raise OSError(f"cannot {action} {name!r}: {first_line(error)}") from error
 
     def sizes(self, folder: str) -> dict[str, int] | None:
         with self._at(folder, "list") as (files, path):

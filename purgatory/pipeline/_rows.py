@@ -1,20 +1,22 @@
 """The rows of a journal's files, as pyarrow reads them: all rows of a file, or none and the reason.
 
-A column that is missing is null in each row; one that no journal has is ignored. Whole numbers and
+A column that is missing has the value in the name of the file's folder, or else is null in each
+row; one that no journal has is ignored. Whole numbers and
 instants of other widths, units and zones are converted. pyarrow checks the checksums of pages, and
 that texts are UTF-8, which DuckDB's reader does not.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline._files import Vanished, first_line
+from purgatory.pipeline._files import Vanished, first_line, in_folders
 
 OPTIONS: Final[dict[str, Any]] = {
     "page_checksum_verification": True,
@@ -65,7 +67,8 @@ def rows_of(file: str, groups: Sequence[int] | None, folder: str) -> pa.Table:
     """
     try:
         with pa.OSFile(file) as source:
-            return next(_tables(source, folder, [groups]))
+            given = in_folders(file.rpartition(f"/{folder}/")[2])
+            return next(_tables(source, folder, [groups], given))
     except FileNotFoundError:
         raise Vanished(file) from None
     except ERRORS as error:
@@ -77,9 +80,16 @@ def _unreadable(error: BaseException) -> Damaged:
 
 
 def _tables(
-    source: Any, folder: str, parts: Iterable[Sequence[int] | None] | None = None
+    source: Any,
+    folder: str,
+    parts: Iterable[Sequence[int] | None] | None = None,
+    given: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Iterator[pa.Table]:
-    """The rows of each part, which is some row groups; without `parts` of each row group."""
+    """The rows of each part, which is some row groups; without `parts` of each row group.
+
+    Args:
+        given: values of columns that the file may lack.
+    """
     parquet, schema = pq.ParquetFile(source, **OPTIONS), SCHEMAS[folder]
     if parts is None:
         parts = [[group] for group in range(parquet.num_row_groups)]
@@ -92,12 +102,14 @@ def _tables(
         if rows.schema == FOLDERS[folder]:
             rows = pa.Table.from_arrays(rows.columns, schema=schema)
         elif rows.schema != schema:
-            rows = _converted(rows, schema, parquet)
+            rows = _converted(rows, schema, parquet, given)
         rows.validate(full=True)
         yield rows
 
 
-def _converted(rows: pa.Table, schema: pa.Schema, parquet: pq.ParquetFile) -> pa.Table:
+def _converted(
+    rows: pa.Table, schema: pa.Schema, parquet: pq.ParquetFile, given: Mapping[str, str | None]
+) -> pa.Table:
     """The rows with the columns of the schema."""
     columns = []
     for field in schema:
@@ -105,7 +117,7 @@ def _converted(rows: pa.Table, schema: pa.Schema, parquet: pq.ParquetFile) -> pa
         if count > 1:
             raise Damaged(f"has the column {field.name} more than once")
         if count == 0:
-            columns.append(pa.nulls(len(rows), field.type))
+            columns.append(_repeated(given.get(field.name), len(rows), field.type))
             continue
         column = rows[field.name]
         if column.type == NAIVE and _is_int96(parquet, field.name):  # which Spark writes in UTC
@@ -114,6 +126,14 @@ def _converted(rows: pa.Table, schema: pa.Schema, parquet: pq.ParquetFile) -> pa
             raise Damaged(f"column {field.name} is {column.type}, not {field.type}")
         columns.append(column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _repeated(text: str | None, count: int, type_: pa.DataType) -> pa.Array:
+    """A column of one value, which is null if the text is of another type."""
+    try:
+        return pa.repeat(pa.scalar(text, pa.string()).cast(type_), count)
+    except ERRORS:
+        return pa.nulls(count, type_)
 
 
 def _is_int96(parquet: pq.ParquetFile, name: str) -> bool:

@@ -22,6 +22,7 @@ from typing import IO, Final
 import pyspark
 from pyspark.sql import SparkSession
 
+from purgatory.pipeline._files import first_line
 from purgatory.pipeline._programs import SparkUnavailable, without_secrets
 
 JAVA_NEEDED: Final = 17
@@ -120,7 +121,7 @@ def spark_session(
                 output = printed.read()
             lines = output.decode(errors="replace").splitlines()
             errors = (line for line in lines if "Exception" in line or "Error" in line)
-            reason = next(errors, str(error).splitlines()[0])
+            reason = next(errors, first_line(error))
             where = remote or master or configured.get(MASTER, "the master of spark-submit")
             message = f"cannot start Spark on {where}: {reason}"
             raise SparkUnavailable(without_secrets(message)) from error

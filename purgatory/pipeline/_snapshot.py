@@ -1,7 +1,7 @@
 """The files of journals, listed once; and the account of them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -9,7 +9,8 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from purgatory.journal import FOLDERS, RUNS
-from purgatory.pipeline._files import Storage, Vanished, within
+from purgatory.journal._schema import INSTANT
+from purgatory.pipeline._files import Storage, Vanished, in_folders, within
 from purgatory.pipeline._programs import NoJournal, without_secrets
 
 PARQUET: Final = (".parquet", ".pq")
@@ -80,6 +81,7 @@ class Snapshot:
                     raise NoJournal(
                         f"cannot read {journal!r} as a journal: it has no folder 'operations'"
                     )
+                _check_folders(journal, folder, found or {})
                 files = dict(sorted(within(f"{journal}/{folder}", found).items()))
                 others[folder] += [file for file in files if not file.endswith(PARQUET)]
                 sizes[folder] |= {file: files[file] for file in files if file.endswith(PARQUET)}
@@ -119,6 +121,15 @@ class Snapshot:
     def tallies(self) -> pa.Table:
         """A row for each run in `ended`, with the columns of `TALLIES`."""
         return pa.table({"run_id": [*self.ended], "ended": [*self.ended.values()]}, TALLIES)
+
+
+def _check_folders(journal: str, folder: str, names: Iterable[str]) -> None:
+    columns = {column for name in names for column in in_folders(name)}
+    if instants := columns & {each.name for each in FOLDERS[folder] if each.type == INSTANT}:
+        raise NoJournal(
+            f"cannot read {journal!r} as a journal: its folder {folder!r} is partitioned by "
+            f"{instants.pop()!r}, and folders tell no instants: partition it by another column"
+        )
 
 
 def _run_counters(storage: Storage, journal: str) -> dict[str, int]:

@@ -20,7 +20,7 @@ COPY (
     make_timestamptz(begun + CASE WHEN is_forgotten THEN timeout ELSE least(needs, timeout) END)
       AS ended_at,
     timeout / 1e6 AS timeout_s, CASE WHEN expires THEN 'expired' ELSE 'completed' END AS outcome,
-    CAST(2 AS BIGINT) AS attempts,
+    CAST(1 AS BIGINT) AS failed_tries,
     CASE WHEN NOT (expires OR is_forgotten) THEN keys[1] END AS ended_by,
     is_forgotten AS missed_trigger
   FROM (

@@ -37,7 +37,7 @@ def operation(number: int, **columns: Any) -> Row:
         "ended_at": START + timedelta(seconds=1),
         "timeout_s": 1.0,
         "outcome": "completed",
-        "attempts": 2,
+        "failed_tries": 2,
         "ended_by": "key",
         "missed_trigger": False,
     } | columns
@@ -152,7 +152,7 @@ def dirty_journal(journal: Path) -> tuple[list[Row], list[Row]]:
     rows, checks = random_operations(rng, 2000, gaps=0.1), random_checks(rng)
     for row in rows[::4]:
         row["timeout_s"] = None
-    long = {"keys": pa.large_list(pa.large_string()), "run_id": TEXT, "attempts": pa.int32()}
+    long = {"keys": pa.large_list(pa.large_string()), "run_id": TEXT, "failed_tries": pa.int32()}
     parts = [
         write(journal, "operations", f"part {place}#a%20b", rows[place * 500 :][:500], **columns)
         for place, columns in enumerate(({}, long, {}, {}))

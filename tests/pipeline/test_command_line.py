@@ -1,6 +1,10 @@
 """The command line: each program names the extra that it lacks, and needs no more; Ctrl-C is one
 line, and the exit status 130."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from py4j.protocol import Py4JNetworkError
 
@@ -109,6 +113,46 @@ def test_errors_caused_by_ctrl_c_are_not_reported(over_it, monkeypatch, capsys):
 
     assert main([]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+class FromJava(Exception):
+    """An exception with the text of py4j's."""
+
+    __module__ = "py4j.protocol"
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"),
+    [
+        ("java.io.FileNotFoundException: File file:/gone does not exist.", "File file:/gone does not exist"),
+        ("java.lang.NullPointerException", "java.lang.NullPointerException"),
+        (
+            "org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.java:7)\n"
+            "Caused by: java.io.IOException: x\nCaused by: java.io.IOException: No space left",
+            "Job aborted: No space left",
+        ),
+        ("a.B: why\nCaused by: a.C: why", "why"),
+    ],
+)  # fmt: skip
+def test_error_of_java_has_its_reason(trace, reason, monkeypatch, capsys):
+    def failing(*_: object) -> None:
+        raise FromJava(f"An error occurred while calling o120.load.\n: {trace}")
+
+    monkeypatch.setattr(_command_line, "_parser", failing)
+
+    assert main([]) == 1
+    assert capsys.readouterr().err == f"{reason}\n"
+
+
+def test_report_is_printed_in_any_encoding(tmp_path):
+    (tmp_path / "journal" / "operations").mkdir(parents=True)
+    arguments = ["report", str(tmp_path / "journal"), "--out", str(tmp_path / "bücher")]
+    done = subprocess.run(
+        [sys.executable, "-m", "purgatory.pipeline", *arguments],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"b?cher" in done.stdout
 
 
 def test_unexpected_error_is_reported_with_traceback(monkeypatch):

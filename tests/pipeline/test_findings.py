@@ -65,6 +65,21 @@ def test_a_timeout_that_can_be_reported_is_reported():
     )
 
 
+def test_timeouts_of_one_kind_are_told_apart():
+    line = timeouts(timeout_min_s=2.0, timeout_max_s=15.0, timeout_1_percent=3.0)
+    apart = [
+        POLLS | {"timeout_s": timeout, "operations": count, "expiry_rate": rate}
+        for timeout, count, rate in ((2.0, 400, 0.5), (15.0, 600, 0.001), (None, 30, 0.0))
+    ]
+
+    [text] = said(timeouts_in_order=[line], limits_in_order=apart)
+
+    assert text == (
+        "Of 'Poll' in 'polls' 20 % expired, with timeouts of 2 s to 15 s (50 % of 400 with 2 s, "
+        "0.1 % of 600 with 15 s). 1 % would have taken 3 s."
+    )
+
+
 def test_few_operations_make_no_finding():
     few = key("x", operations=19, tried=19, missed_triggers=19)
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import oracle
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,9 @@ from journals import (
     check,
     dirty_journal,
     operation,
+    random_checks,
     random_files,
+    random_operations,
     rejected,
     report,
     table,
@@ -104,6 +107,67 @@ def test_tables_of_any_journal_match_naive_program(tmp_path, rng):
         counts = account(found["reconciliation"])
     assert counts["operations", "rows accepted"] == len(rows)
     assert counts["operations", "rows read"] == sum(map(len, files))
+
+
+def test_usual_timeouts_of_a_kind_are_counted_apart(tmp_path):
+    def some(kind: str, timeout: float | None, count: int, expired: int) -> list[dict[str, Any]]:
+        ends = ["expired"] * expired + ["completed"] * (count - expired)
+        return [{"kind": kind, "timeout_s": timeout, "outcome": each} for each in ends]
+
+    jitter = [line for each in range(300) for line in some("Jitter", 25 + each / 100, 1, 0)]
+    made = [
+        *some("Poll", 2.0, 100, 50), *some("Poll", 15.0, 50, 1), *some("Poll", None, 5, 0),
+        *some("Poll", 0.5, 1, 0), *some("Fetch", 30.0, 100, 0), *jitter,
+    ]  # fmt: skip
+    rows = [operation(number, **columns) for number, columns in enumerate(made)]
+    write(tmp_path / "journal", "operations", "one", rows)
+
+    lines = report(tmp_path / "journal", tmp_path / "out").lines["limits_in_order"]
+
+    assert [tuple(line.values()) for line in lines] == [
+        ("letters", "Poll", None, 5, 0.0),
+        ("letters", "Poll", 2.0, 100, 0.5),
+        ("letters", "Poll", 15.0, 50, 0.02),
+    ]
+
+
+PARTITIONED: Any = {
+    "operations": {"purgatory": pa.string(), "missed_trigger": pa.bool_()},
+    "checks": {"key": pa.string()},
+}
+
+
+def partitioned(tmp_path: Path, rng: random.Random) -> tuple[Path, list[Any], list[Any]]:
+    """A journal in folders that are named by columns, as Spark and Hive name them; its rows."""
+    rows, checks = random_operations(rng, 200), random_checks(rng)
+    for row in (*rows, *checks):
+        row["purgatory"] = {"letters": "a/b=c %é"}.get(row["purgatory"], row["purgatory"])
+    for folder, each in (("operations", rows), ("checks", checks)):
+        file = write(tmp_path, folder, "all", each)
+        columns = pa.schema([*PARTITIONED[folder].items()])
+        pq.write_to_dataset(
+            pq.read_table(file), tmp_path / "journal" / folder,
+            partition_cols=columns.names,
+        )  # fmt: skip
+    return tmp_path / "journal", rows, checks
+
+
+def test_columns_in_names_of_folders_are_read(tmp_path):
+    journal, rows, checks = partitioned(tmp_path, random.Random(1))
+
+    report(journal, tmp_path / "out")
+
+    assert_tables_equal(tables(tmp_path / "out"), rows, checks)
+
+
+def test_journal_partitioned_by_an_instant_is_refused(tmp_path, capsys):
+    write(
+        tmp_path / "journal", "operations", "ended_at=2026-03-01 12%3A00%3A00/one", [operation(1)]
+    )
+
+    assert program(tmp_path / "journal", tmp_path / "out") == 1
+
+    assert "'operations' is partitioned by 'ended_at'" in capsys.readouterr().err
 
 
 def program(journal: Path, out: Path) -> int:

@@ -19,9 +19,16 @@ from purgatory.pipeline._files import Local, distinct, is_uri
 from purgatory.pipeline._programs import add_master_option, has_session, shown, without_secrets
 from purgatory.pipeline._snapshot import Snapshot
 from purgatory.pipeline.report._duckdb import DuckDB
-from purgatory.pipeline.report._findings import findings, seconds, set_apart, share, timeouts
+from purgatory.pipeline.report._findings import (
+    by_timeout,
+    findings,
+    seconds,
+    set_apart,
+    share,
+    timeouts,
+)
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._queries import Engine, Line, Step
+from purgatory.pipeline.report._queries import Engine, Step, Summary
 from purgatory.pipeline.report._tables import make_tables
 
 SET_APART: Final = 3
@@ -75,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             title = without_secrets(f"Purgatory report: {', '.join(options.journals)}")
             content = page(title, said, summary)
             engine.storage(out).write(f"{out}/report.html", content.encode())
-    _print(console, summary.lines["timeouts_in_order"][:20], [each.text for each in said])
+    _print(console, summary, [each.text for each in said])
     took = f"{time.monotonic() - start:.1f} s."
     where = f"Tables are in {options.out}/tables, the report is {options.out}/report.html"
     console.print(f"\n{took} {shown(where)}", markup=False, soft_wrap=True)
@@ -138,14 +145,15 @@ def _steps(console: Console, verbose: bool) -> Iterator[Step]:
         step("")
 
 
-def _print(console: Console, lines: list[Line], said: list[str]) -> None:
+def _print(console: Console, summary: Summary, said: list[str]) -> None:
+    apart = by_timeout(summary)
     table = Table(title="Timeouts", title_justify="left", box=SIMPLE, pad_edge=False)
     table.caption_justify = "left"
     for name in ("purgatory", "kind"):
         table.add_column(name, overflow="fold")
     for name in ("operations", "expired", "timeouts", "for 1 %", "for 0.1 %"):
         table.add_column(name, justify="right", min_width=len(name))
-    for line in lines:
+    for line in summary.lines["timeouts_in_order"][:20]:
         known = [line[name] for name in ("timeout_1_percent", "timeout_01_percent")]
         answers = [UNKNOWN if answer is None else seconds(answer) for answer in known]
         if None in known:
@@ -153,7 +161,7 @@ def _print(console: Console, lines: list[Line], said: list[str]) -> None:
         names = (Text(printable(line[name])) for name in ("purgatory", "kind"))
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
         # a Text, not a str: rich would take [/x] for markup
-        table.add_row(*names, f"{line['operations']:,}", rate, timeouts(line), *answers)
+        table.add_row(*names, f"{line['operations']:,}", rate, timeouts(line, apart), *answers)
     console.print(table)
     for each in said:
         console.print(f"- {printable(each)}", markup=False)

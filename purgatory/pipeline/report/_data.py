@@ -19,7 +19,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from purgatory.pipeline.report._findings import LEFT_OUT, Finding
+from purgatory.pipeline.report._findings import LEFT_OUT, Finding, by_timeout, timeouts
 from purgatory.pipeline.report._queries import EDGES, SECOND, Line, Summary
 
 GROUPS: Final = 60
@@ -50,7 +50,7 @@ Columns = dict[str, list[Any]]
 
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
-    lines, (window, runs) = summary
+    lines, (window, runs), apart = *summary, by_timeout(summary)
     largest = sorted(lines["timeouts_in_order"], key=lambda line: -line["operations"])
     place = {
         (line["purgatory"], line["kind"]): min(number, GROUPS)
@@ -78,7 +78,10 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "groups": groups,
         "runs": [*runs, OTHERS] if has_runs else [],
         "window": {"start": start, "width": width, "count": window.count},
-        "timeouts": [_shown(line) for line in largest],
+        "timeouts": [
+            _shown(line) | {"apart": timeouts(line, apart) if apart[name] else ""}
+            for name, line in zip(groups, largest, strict=True)
+        ],
         "timeline": _timeline(timeline, owner),
         "edges": EDGES,
         "waits": _packed(lines["wait_steps"], WAITS, owner),

@@ -1,10 +1,13 @@
 """What an operator wants to know first, in words. Plain Python on what a `Summary` has."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 from purgatory.pipeline.report._queries import Line, Lines, Summary
+
+Apart = defaultdict[tuple[str, str], list[Line]]
+"""The lines of each timeout, by purgatory and kind."""
 
 WORTH_SAYING = 3
 """Limit of findings of each sort in words. The tables have all of them."""
@@ -27,10 +30,10 @@ class Finding:
 
 def findings(summary: Summary) -> list[Finding]:
     """The findings as sentences, the worst first."""
-    lines = summary.lines
+    lines, apart = summary.lines, by_timeout(summary)
     said = [
         *(
-            Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"])
+            Finding(_timeout(line, apart), "timeouts", line["purgatory"], line["kind"])
             for line in _worst_timeouts(lines["timeouts_in_order"])
         ),
         *_missed(lines),
@@ -60,7 +63,15 @@ def _worst_timeouts(lines: list[Line]) -> list[Line]:
     return sorted(bad, key=lambda line: -line["expiry_rate"])[:WORTH_SAYING]
 
 
-def _timeout(line: Line) -> str:
+def by_timeout(summary: Summary) -> Apart:
+    """What the waits of a purgatory and kind did with each of its timeouts, where it has several."""
+    apart: Apart = defaultdict(list)
+    for line in summary.lines["limits_in_order"]:
+        apart[line["purgatory"], line["kind"]].append(line)
+    return apart
+
+
+def _timeout(line: Line, apart: Apart) -> str:
     advice = [
         f"{percent} would have taken {seconds(line[name])}"
         for percent, name in (("1 %", "timeout_1_percent"), ("0.1 %", "timeout_01_percent"))
@@ -79,16 +90,23 @@ def _timeout(line: Line) -> str:
         )
     return (
         f"Of {_what(line)} {share(line['expiry_rate'])} expired, with timeouts of "
-        f"{timeouts(line) or 'unknown length'}. {answer}"
+        f"{timeouts(line, apart) or 'unknown length'}. {answer}"
     )
 
 
-def timeouts(line: Line) -> str:
-    """The shortest and the longest timeout; empty if none is known."""
+def timeouts(line: Line, apart: Apart) -> str:
+    """Each timeout and the share that expired, if there are several; otherwise the shortest and the
+    longest; empty if none is known."""
     low, high = line["timeout_min_s"], line["timeout_max_s"]
     if low is None:
         return ""
-    return seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
+    shown = seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
+    several = [
+        f"{share(each['expiry_rate'])} of {each['operations']:,} with {seconds(each['timeout_s'])}"
+        for each in apart[line["purgatory"], line["kind"]]
+        if each["timeout_s"] is not None and each["expiry_rate"] is not None
+    ]
+    return f"{shown} ({', '.join(several)})" if several else shown
 
 
 def _missed(lines: Lines) -> list[Finding]:

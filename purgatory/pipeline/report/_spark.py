@@ -24,7 +24,7 @@ SMALL: Final = [query for query in ROWS if query.role == "small"]
 SHOWN: Final = [query for query in ROWS if query.role == "show"]
 OF_WRITTEN: Final = ("hot_keys", "missed_keys", "balance")
 """Small tables of the tables that are written."""
-SUMS: Final = ("cube", "curves")
+SUMS: Final = ("cube", "limits", "curves")
 """Small tables of the rows, after the first pass."""
 
 

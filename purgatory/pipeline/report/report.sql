@@ -1,7 +1,7 @@
 -- The tables of a report, from the sums of rows that `rows.sql` defines. They are small, so this part
 -- runs on DuckDB, whichever engine made them. Queries have the same roles as in `rows.sql`.
 --
--- Tables at first: `cube`, `curves`, `answers`, `runs`, `hours`, `counted_operations`,
+-- Tables at first: `cube`, `limits`, `curves`, `answers`, `runs`, `hours`, `counted_operations`,
 -- `counted_checks` and `balance`; `files` (folder, file, state, reason), all files that were found;
 -- and `tallies` (run_id, ended), how many operations have ended in each run that still runs or was
 -- killed.
@@ -130,6 +130,11 @@ FROM begun GROUP BY purgatory, kind, run, place, step
 --- show lateness_steps
 SELECT purgatory, kind, run, place, late_step AS step, CAST(sum(operations) AS BIGINT) AS expired
 FROM begun WHERE late_step IS NOT NULL GROUP BY purgatory, kind, run, place, step
+
+--- show limits_in_order
+SELECT purgatory, kind, CASE WHEN timeout_ms >= 0 THEN timeout_ms / 1000 END AS timeout_s, operations,
+  expired / nullif(completed + expired + cancelled, 0) AS expiry_rate
+FROM limits ORDER BY purgatory, kind, timeout_ms
 
 --- show timeouts_in_order
 SELECT * FROM timeouts ORDER BY expired DESC, purgatory, kind

@@ -29,7 +29,7 @@ CASE
     WHEN run_id IS NULL THEN 'run_id is missing' WHEN purgatory IS NULL THEN 'purgatory is missing'
     WHEN kind IS NULL THEN 'kind is missing'
     WHEN operation_id IS NULL THEN 'operation_id is missing'
-    WHEN keys IS NULL THEN 'keys is missing' WHEN attempts IS NULL THEN 'attempts is missing'
+    WHEN keys IS NULL THEN 'keys is missing' WHEN failed_tries IS NULL THEN 'failed_tries is missing'
     WHEN missed_trigger IS NULL THEN 'missed_trigger is missing'
     WHEN has_null_key THEN 'a key is missing'
     WHEN operation_id < 0 THEN 'operation_id is negative'
@@ -70,7 +70,7 @@ CASE WHEN started IS NULL THEN 0 ELSE 1 END + CASE WHEN ended IS NULL THEN 0 ELS
   + CASE WHEN outcome IS NULL THEN 0 ELSE 1 END + CASE WHEN ended_by IS NULL THEN 0 ELSE 1 END DESC,
   purgatory DESC, kind DESC, array_join(keys, chr(0)) DESC, started DESC NULLS LAST,
       ended DESC NULLS LAST,
-  timeout_s DESC NULLS LAST, outcome DESC NULLS LAST, attempts DESC, ended_by DESC NULLS LAST,
+  timeout_s DESC NULLS LAST, outcome DESC NULLS LAST, failed_tries DESC, ended_by DESC NULLS LAST,
       missed_trigger DESC
 
 --- rule better_check
@@ -310,6 +310,26 @@ SELECT purgatory, kind, run, begun_in, ended_in, outcome, missed_trigger, has_st
   count(*) AS operations, min(timeout_s) AS timeout_min_s, max(timeout_s) AS timeout_max_s
 FROM placed GROUP BY ALL
 
+--- small limits
+-- What waits of one kind did with each of its timeouts, where it has several: of at most eight
+-- timeouts, each of at least 1 % of the operations. A timeout is in milliseconds; -1 is none.
+SELECT purgatory, kind, timeout_ms, operations, completed, expired, cancelled FROM (
+  SELECT *, count(*) OVER (PARTITION BY purgatory, kind) AS timeouts,
+    sum(operations) OVER (PARTITION BY purgatory, kind) AS of_kind,
+    row_number() OVER (PARTITION BY purgatory, kind ORDER BY operations DESC, timeout_ms) AS number
+  FROM (
+    SELECT purgatory, kind, timeout_ms, count(*) AS operations,
+      count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
+      count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired,
+      count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled
+    FROM (
+      SELECT purgatory, kind, outcome, CASE WHEN timeout_s IS NULL THEN -1
+        ELSE CAST(round(least(timeout_s, 1e12) * 1000) AS BIGINT) END AS timeout_ms
+      FROM accepted_operations
+    ) GROUP BY purgatory, kind, timeout_ms
+  )
+) WHERE timeouts > 1 AND number <= 8 AND operations * 100 >= of_kind
+
 --- write keys
 SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations,
     CAST(sum(checks) AS BIGINT) AS checks, CAST(sum(tried) AS BIGINT) AS tried,
@@ -439,7 +459,7 @@ FROM (SELECT *, wait = max(wait) OVER (PARTITION BY purgatory, kind) AS last FRO
 
 --- reject rejected_operations
 SELECT run_id, purgatory, kind, operation_id, keys, started_at, ended_at, timeout_s, outcome,
-    attempts, ended_by, missed_trigger, reason, file
+    failed_tries, ended_by, missed_trigger, reason, file
 FROM judged_operations WHERE reason IS NOT NULL AND {rejected} > 0
 
 --- reject rejected_checks

@@ -1,7 +1,8 @@
 """Reads journals natively: Parquet is read by Spark, with checksums of pages and without Python.
 
 If that fails, one pass of pyarrow over the files names those that are damaged, with the reasons, and
-Spark reads the others. As with pyarrow, see `_rows`, a column that is missing is null.
+Spark reads the others. As with pyarrow, see `_rows`, a column that is missing has the value in the
+name of the file's folder, or else is null.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,10 +19,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from purgatory.pipeline import _files, _rows
-from purgatory.pipeline._files import Storage, Vanished, distinct, relative
+from purgatory.pipeline._files import NULL, Storage, Vanished, distinct, in_folders, relative
 from purgatory.pipeline._programs import without_secrets
 from purgatory.pipeline._remote import storage_of
 from purgatory.pipeline._rows import SCHEMAS, damaged_on_workers
@@ -158,7 +159,16 @@ class Reader:
         if without := _below(place, damaged):
             # Spark filters the listing by this, and does not open those files
             rows = rows.where(~file.isin(sorted(relative(each, place) for each in without)))
-        return rows.select("*", F.concat(F.lit(without_secrets(f"{place}/")), file).alias("file"))
+        given = {name for each in files for name in in_folders(relative(each, place))}
+        columns = [
+            F.coalesce(each.name, _in_folders(file, each)).alias(each.name)
+            if each.name in given
+            else F.col(each.name)
+            for each in FOLDERS[folder]
+        ]
+        return rows.select(
+            *columns, F.concat(F.lit(without_secrets(f"{place}/")), file).alias("file")
+        )
 
     def _damage(self, snapshot: Snapshot, folder: str) -> dict[str, str]:
         """The reason for each file that pyarrow cannot read."""
@@ -202,3 +212,10 @@ def _name(place: str, files: Iterable[str]) -> Column:
     if any(quote(each, safe=SAFE) != each for each in names):
         name = f"url_decode(replace({name}, '+', '%2B'))"
     return F.expr(name)
+
+
+def _in_folders(file: Column, field: StructField) -> Column:
+    """The value of a column in the names of the folders of `file`: see `_files.in_folders`."""
+    value = F.regexp_extract(file, f"(?:^|/){field.name}=([^/]*)/", 1)
+    text = F.coalesce(F.try_url_decode(F.replace(value, F.lit("+"), F.lit("%2B"))), value)
+    return F.when(~value.isin("", NULL), text.try_cast(field.dataType))

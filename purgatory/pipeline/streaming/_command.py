@@ -13,11 +13,13 @@ import sys
 import threading
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from purgatory._local import is_loopback
+from purgatory.pipeline._files import first_line
 from purgatory.pipeline._programs import add_master_option, shown
 from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline._session import spark_session
@@ -133,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             _rename_without_processes(spark, options.checkpoint, options.out)
             return Job(spark, options, stop).run()
-        except (ShardsChanged, ValueError, PySparkException) as error:
+        except (ShardsChanged, ValueError, PySparkException, Py4JError) as error:
             print(shown(f"cannot stream: {_brief(error)}"), file=sys.stderr)
             return 1
 
@@ -148,6 +150,5 @@ def _rename_without_processes(spark: SparkSession, *folders: str) -> None:
 
 def _brief(error: Exception) -> str:
     """The message of an error, without the ids, plans and stack traces that Spark adds to it."""
-    lines = str(error).splitlines()
-    raised = [line for line in lines if "ShardsChanged" in line]
-    return raised[-1] if raised else FRAME.sub("", lines[0])
+    raised = [line for line in str(error).splitlines() if "ShardsChanged" in line]
+    return raised[-1] if raised else FRAME.sub("", first_line(error))

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import ArrayType, IntegralType, LongType, StructField, StructType
 
 from purgatory.metrics import StreamMeter
-from purgatory.pipeline._remote import java_message
+from purgatory.pipeline._files import first_line
 from purgatory.pipeline._session import literal
 from purgatory.pipeline.streaming._checkpoint import (
     EPOCH,
@@ -281,7 +281,7 @@ def _types_of(spark: SparkSession, folder: str, schema: StructType) -> StructTyp
             return schema  # there is no file yet
         raise
     except Py4JJavaError as error:
-        raise ValueError(f"cannot read {folder}: {java_message(error)}") from error
+        raise ValueError(f"cannot read {folder}: {first_line(error)}") from error
     return StructType([_widest(each) for each in found if each.name in schema.names])
 
 

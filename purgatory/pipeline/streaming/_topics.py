@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
 
+from purgatory.pipeline._files import first_line
 from purgatory.pipeline.streaming._outcomes import ORIGIN, OUTCOMES
 
 BROKEN: Final = "_broken"
@@ -66,26 +67,21 @@ class Kafka:
         try:
             spark.read.format("kafka").options(**{**self._options(), **wanted}).load().isEmpty()
         except (PySparkException, Py4JError) as error:
-            raise ValueError(self._describe_error(spark, topic, str(error))) from None
+            raise ValueError(self._describe_error(spark, topic, error)) from None
 
-    def _describe_error(self, spark: SparkSession, topic: str, error: str) -> str:
-        if "data source: kafka" in error:
+    def _describe_error(self, spark: SparkSession, topic: str, error: Exception) -> str:
+        text = str(error)
+        if "data source: kafka" in text:
             name = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
             return (
                 f"this Spark has no connector to Kafka: add --packages {name}, or --jars with "
                 "its files"
             )
-        if "UnknownTopicOrPartition" in error:
+        if "UnknownTopicOrPartition" in text:
             return f"Kafka at {self.servers} has no topic {topic!r}"
-        if "TimeoutException" in error:
+        if "TimeoutException" in text:
             return f"Kafka at {self.servers} does not answer"
-        causes = [
-            line for line in error.splitlines() if line.startswith((": ", "Caused by: "))
-        ] or [error.splitlines()[0]]
-        return (
-            f"cannot read topic {topic!r} of Kafka at {self.servers}: "
-            f"{causes[-1].removeprefix('Caused by').lstrip(': ')}"
-        )
+        return f"cannot read topic {topic!r} of Kafka at {self.servers}: {first_line(error)}"
 
     def writer(self, decided: DataFrame, topic: str) -> DataStreamWriter:
         """Writes outcomes to `topic`, as JSON. The key is the id of the operation; of a late
