@@ -195,7 +195,7 @@ class _Console:
         elif reason := await self._refusal(scope):
             await _send(send, 403, reason)
         elif scope["method"] not in ("GET", "HEAD"):
-            await _send(send, 405, "This page is to be read.\n", {"allow": "GET, HEAD"})
+            await _send(send, 405, "This page is read-only.\n", {"allow": "GET, HEAD"})
         else:
             await self._respond(scope, receive, send)
 

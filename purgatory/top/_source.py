@@ -50,13 +50,13 @@ def of_a_page() -> Iterator[None]:
     """For everything that reads an answer: an address may lead to any server.
 
     Raises:
-        ValueError: the answer has not the shape of a page's.
+        ValueError: the response is not a console state.
     """
     wrong = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
     try:
         yield
     except wrong as error:
-        raise ValueError(f"this is not of a page of purgatory.console: {error!r}") from error
+        raise ValueError(f"the response is not a state of purgatory.console: {error!r}") from error
 
 
 class _NoRedirect(HTTPRedirectHandler):

@@ -22,9 +22,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
-from purgatory.asgi import LongPolls, console
+from purgatory.asgi import LongPolls
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._request import Scope, query_parameter
+from purgatory.console import console
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
 

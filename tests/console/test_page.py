@@ -19,8 +19,9 @@ from loops import on_asyncio, on_virtual_time
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory._local import refusal
-from purgatory.asgi import Ending, LongPolls, Versions, console
+from purgatory.asgi import Ending, LongPolls, Versions
 from purgatory.asgi._request import query_parameter
+from purgatory.console import console
 from purgatory.console._describe import shown, text_of
 from purgatory.metrics import Meter
 from purgatory.relay import Relay as RealRelay

@@ -3,7 +3,7 @@
 import httpx2
 from prometheus_client import CollectorRegistry
 
-from purgatory.asgi import console
+from purgatory.console import console
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.metrics.prometheus import collector
 

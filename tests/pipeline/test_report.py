@@ -131,6 +131,20 @@ def test_usual_timeouts_of_a_kind_are_counted_apart(tmp_path):
     ]
 
 
+def test_asynchronous_conditions_that_checks_answered_are_not_in_vain(tmp_path):
+    """A check of such a condition completes nothing itself."""
+    rows = [operation(number, ended_by="key" if number % 4 else None) for number in range(40)]
+    checks = [check(1, checks=40, tried=40, completed=0)]
+    write(tmp_path / "journal", "operations", "one", rows)
+    write(tmp_path / "journal", "checks", "one", checks)
+
+    lines = report(tmp_path / "journal", tmp_path / "out").lines
+
+    [hot] = lines["hot_keys_in_order"]
+    assert (hot["tried"], hot["completed"], hot["false_wakeups"]) == (40, 30, 10)
+    assert sum(line["completed"] for line in lines["hot_times"]) == 30
+
+
 PARTITIONED: Any = {
     "operations": {"purgatory": pa.string(), "missed_trigger": pa.bool_()},
     "checks": {"key": pa.string()},

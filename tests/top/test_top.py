@@ -174,7 +174,11 @@ def test_once_shows_a_state_or_an_error(capsys):
         assert top.main([url]) == 1  # after it has shown a state
     shown, complaints = capsys.readouterr()
     assert "worker 7" in shown
-    expected = [r"403: only\x1b here", *["is not of a page"] * 3, "Not Found; is purgatory"]
+    expected = [
+        r"403: only\x1b here",
+        *["is not a state of purgatory.console"] * 3,
+        "Not Found; is purgatory",
+    ]
     lines = complaints.splitlines()
     assert "Expecting property" in lines[2]
     assert all(part in line for part, line in zip([*expected, "403: later"], lines, strict=True))

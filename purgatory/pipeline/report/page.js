@@ -284,10 +284,10 @@ function tables() {
       column(ofAll("operations"), (row) => row.operations, count),
       column("tried", (row) => row.inTime.tried, count),
       column("completed", (row) => row.inTime.completed, count),
-      column("in vain", (row) => row.inTime.tried - row.inTime.completed, count),
+      column("in vain", (row) => Math.max(row.inTime.tried - row.inTime.completed, 0), count),
       column(
         "in vain, %",
-        (row) => (row.inTime.tried ? 1 - row.inTime.completed / row.inTime.tried : null),
+        (row) => (row.inTime.tried ? Math.max(1 - row.inTime.completed / row.inTime.tried, 0) : null),
         share,
       ),
       column(ofAll("missed triggers"), (row) => row.missed_triggers, count),

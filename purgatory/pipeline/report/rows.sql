@@ -1,5 +1,5 @@
 -- The queries on the rows of journals, one named query after the other, for DuckDB and Spark: see
--- `_queries.on_spark` for the words that Spark calls by other names. Tests compare both engines with
+-- `_queries.on_spark` and `_duckdb.MACROS` for the words that differ. Tests compare both engines with
 -- a program in plain Python.
 --
 -- Tables at first: `operations` and `checks`, the rows as purgatory.journal describes them, each
@@ -79,12 +79,12 @@ completed DESC, tried DESC, checks DESC
 --- view judged_operations
 SELECT *, {reason_of_operations} AS reason
 FROM (
-  SELECT *, epoch_us(started_at) AS started, epoch_us(ended_at) AS ended,
-      list_count(keys) < len(keys) AS has_null_key FROM operations
+  SELECT *, unix_micros(started_at) AS started, unix_micros(ended_at) AS ended,
+      list_count(keys) < size(keys) AS has_null_key FROM operations
 )
 
 --- view judged_checks
-SELECT *, {reason_of_checks} AS reason FROM (SELECT *, epoch_us(second) AS instant FROM checks)
+SELECT *, {reason_of_checks} AS reason FROM (SELECT *, unix_micros(second) AS instant FROM checks)
 
 --- view blocks
 -- The first pass over the rows: by file, run, block of 32 ids, and the hours of both instants. A bit
@@ -250,23 +250,23 @@ FROM census_of_checks WHERE what = 'reason'
 --- rows spans
 -- An operation without a start waited from the first moment of its run, one without an end until
 -- the last.
-SELECT a.run_id, purgatory, kind, keys, started, ended, timeout_s, outcome, missed_trigger, run,
+SELECT a.run_id, purgatory, kind, keys, started, ended, timeout_s, outcome, ended_by, missed_trigger, run,
   coalesce(started, earliest) AS since, coalesce(ended, latest) AS till
 FROM accepted_operations a JOIN runs r ON a.run_id = r.run_id
 
 --- write outcomes
-SELECT purgatory, kind, make_timestamptz(minute * 60000000) AS minute, started, completed, expired,
+SELECT purgatory, kind, timestamp_micros(minute * 60000000) AS minute, started, completed, expired,
     cancelled,
   expired / nullif(completed + expired + cancelled, 0) AS expiry_rate,
-  list_extract(waits, 1) / 1000000 AS wait_p50, list_extract(waits, 2) / 1000000 AS wait_p90,
-  list_extract(waits, 3) / 1000000 AS wait_p99, list_extract(waits, 4) / 1000000 AS wait_p999,
+  element_at(waits, 1) / 1000000 AS wait_p50, element_at(waits, 2) / 1000000 AS wait_p90,
+  element_at(waits, 3) / 1000000 AS wait_p99, element_at(waits, 4) / 1000000 AS wait_p999,
   wait_max / 1000000 AS wait_max
 FROM (
   SELECT purgatory, kind, minute, CAST(sum(starts) AS BIGINT) AS started,
       count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
     count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired,
         count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-    quantile_cont(wait, [0.5, 0.9, 0.99, 0.999]) AS waits, max(wait) AS wait_max
+    percentile(wait, [0.5, 0.9, 0.99, 0.999]) AS waits, max(wait) AS wait_max
   FROM (
     SELECT purgatory, kind, till // 60000000 AS minute, 0 AS starts,
         outcome, CASE WHEN started IS NOT NULL THEN till - since END AS wait
@@ -331,18 +331,28 @@ SELECT purgatory, kind, timeout_ms, operations, completed, expired, cancelled FR
 ) WHERE timeouts > 1 AND number <= 8 AND operations * 100 >= of_kind
 
 --- write keys
-SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations,
-    CAST(sum(checks) AS BIGINT) AS checks, CAST(sum(tried) AS BIGINT) AS tried,
-  CAST(sum(completed) AS BIGINT) AS completed, CAST(sum(missed) AS BIGINT) AS missed_triggers,
-      CAST(sum(tried) - sum(completed) AS BIGINT) AS false_wakeups
+-- A check that has an asynchronous condition run does not know whether that will be true: of the
+-- operations that the checks of a key completed, those that name it count, if they are more.
+SELECT purgatory, key, operations, checks, tried, completed, missed_triggers,
+  greatest(tried - completed, 0) AS false_wakeups
 FROM (
-  SELECT purgatory,
-    unnest(CASE WHEN len(keys) > 1 THEN array_distinct(keys) ELSE keys END) AS key, 1 AS operations, 0 AS checks, 0 AS tried,
-      0 AS completed, CAST(missed_trigger AS INT) AS missed
-  FROM spans
-  UNION ALL
-  SELECT purgatory, key, 0, checks, tried, completed, 0 FROM accepted_checks
-) GROUP BY purgatory, key
+  SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations,
+    CAST(sum(checks) AS BIGINT) AS checks, CAST(sum(tried) AS BIGINT) AS tried,
+    CAST(greatest(sum(completed), sum(ended)) AS BIGINT) AS completed,
+    CAST(sum(missed) AS BIGINT) AS missed_triggers
+  FROM (
+    SELECT purgatory, key, 1 AS operations, 0 AS checks, 0 AS tried, 0 AS completed,
+      CASE WHEN key = ended_by AND outcome = 'completed' THEN 1 ELSE 0 END AS ended,
+      CAST(missed_trigger AS INT) AS missed
+    FROM (
+      SELECT purgatory, outcome, ended_by, missed_trigger,
+        explode(CASE WHEN size(keys) > 1 THEN array_distinct(keys) ELSE keys END) AS key
+      FROM spans
+    )
+    UNION ALL
+    SELECT purgatory, key, 0, checks, tried, completed, 0, 0 FROM accepted_checks
+  ) GROUP BY purgatory, key
+)
 
 --- view seconds
 -- What changed in each second, in the order of its events; starts come before ends. The code of an
@@ -358,7 +368,7 @@ FROM (
         ORDER BY code ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far
     FROM (
       SELECT purgatory, code, code // 2000000 AS second, 1 - 2 * (code % 2) AS delta
-      FROM (SELECT purgatory, unnest([since * 2, till * 2 + 1]) AS code FROM spans)
+      FROM (SELECT purgatory, explode([since * 2, till * 2 + 1]) AS code FROM spans)
     )
   ) GROUP BY purgatory, second
 )
@@ -379,21 +389,21 @@ FROM (
       sum((1 - 2 * (code & 1)) * (1000000 - code // 2)) AS weight
     FROM (
       SELECT purgatory, code // 2000000 AS second, CAST(code % 2000000 AS INT) AS code
-      FROM (SELECT purgatory, unnest([since * 2, till * 2 + 1]) AS code FROM spans)
+      FROM (SELECT purgatory, explode([since * 2, till * 2 + 1]) AS code FROM spans)
     ) GROUP BY purgatory, second
   )
 )
 
 --- write pending
 -- Seconds without events are in one row, after the one before them.
-SELECT purgatory, make_timestamptz((second + quiet) * 1000000) AS second,
+SELECT purgatory, timestamp_micros((second + quiet) * 1000000) AS second,
   CASE quiet WHEN 0 THEN 1 ELSE next - second - 1 END AS seconds,
   CAST(CASE quiet WHEN 0 THEN after - change + greatest(peak, 0) ELSE after END AS BIGINT)
       AS pending_max,
   CAST(CASE quiet WHEN 0 THEN after - change + weight / 1000000 ELSE after END AS DOUBLE)
       AS pending_mean
 FROM (
-  SELECT *, unnest(CASE WHEN after > 0 AND next - second > 1 THEN [0, 1] ELSE [0] END) AS quiet
+  SELECT *, explode(CASE WHEN after > 0 AND next - second > 1 THEN [0, 1] ELSE [0] END) AS quiet
   FROM seconds
 )
 
@@ -489,9 +499,9 @@ SELECT purgatory, place, max(pending_max) AS most,
   sum(pending_mean * (least(since + seconds * 1000000, {start} + (place + 1) * {width})
       - greatest(since, {start} + place * {width})) / 1000000) AS area
 FROM (
-  SELECT *, unnest(generate_series(greatest((since - {start}) // {width}, 0),
+  SELECT *, explode(sequence(greatest((since - {start}) // {width}, 0),
       least((since + seconds * 1000000 - 1 - {start}) // {width}, {count} - 1))) AS place
-  FROM (SELECT purgatory, epoch_us(second) AS since, seconds, pending_max, pending_mean
+  FROM (SELECT purgatory, unix_micros(second) AS since, seconds, pending_max, pending_mean
       FROM pending)
   WHERE since + seconds * 1000000 > {start} AND since < {start} + {width} * {count}
 ) WHERE pending_max > 0 GROUP BY purgatory, place ORDER BY purgatory, place
@@ -511,18 +521,23 @@ SELECT * FROM missed_keys ORDER BY missed_triggers DESC, purgatory, key
 
 --- show hot_times
 SELECT purgatory, key, place, CAST(sum(tried) AS BIGINT) AS tried,
-    CAST(sum(completed) AS BIGINT) AS completed FROM (
-  SELECT c.purgatory, c.key, c.tried, c.completed,
+    CAST(greatest(sum(completed), sum(ended)) AS BIGINT) AS completed FROM (
+  SELECT c.purgatory, c.key, c.tried, c.completed, c.ended,
     -- Checks are counted by the second, so the first span may begin within one.
     CASE WHEN instant + 1000000 <= {start} THEN -1
         ELSE greatest(least((instant - {start}) // {width}, {count}), 0) END AS place
-  FROM accepted_checks c JOIN hot_keys h ON c.purgatory = h.purgatory AND c.key = h.key
+  FROM (
+    SELECT purgatory, key, instant, tried, completed, 0 AS ended FROM accepted_checks
+    UNION ALL
+    SELECT purgatory, ended_by, till // 1000000 * 1000000, 0, 0, 1 FROM spans
+        WHERE outcome = 'completed' AND ended_by IS NOT NULL
+  ) c JOIN hot_keys h ON c.purgatory = h.purgatory AND c.key = h.key
 ) GROUP BY purgatory, key, place ORDER BY purgatory, key, place
 
 --- show missed_times
 SELECT m.purgatory, m.key, place, count(*) AS missed
 FROM (
-  SELECT purgatory, unnest(array_distinct(keys)) AS key, CASE WHEN till < {start} THEN -1
+  SELECT purgatory, explode(array_distinct(keys)) AS key, CASE WHEN till < {start} THEN -1
       ELSE least((till - {start}) // {width}, {count}) END AS place
   FROM spans WHERE missed_trigger
 ) t JOIN missed_keys m ON t.purgatory = m.purgatory AND t.key = m.key
