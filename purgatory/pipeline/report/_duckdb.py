@@ -27,9 +27,16 @@ MEMORY: Final = "2GB"
 """The memory limit of DuckDB. The database, and data that do not fit, are in a temporary folder."""
 MACROS: Final = {
     "array_join(items, separator)": "array_to_string(items, separator)",
+    "element_at(items, place)": "list_extract(items, place)",
+    "explode(items)": "unnest(items)",
     "is_valid_utf8(text)": "true",  # as pyarrow makes sure
+    "percentile(item, shares)": "quantile_cont(item, shares)",
+    "sequence(first, last)": "generate_series(first, last)",
+    "size(items)": "len(items)",
+    "timestamp_micros(number)": "make_timestamptz(number)",
+    "unix_micros(instant)": "epoch_us(instant)",
 }
-"""Functions of the queries that DuckDB lacks."""
+"""Functions of Spark that DuckDB lacks, or calls by other names."""
 
 
 class DuckDB:
