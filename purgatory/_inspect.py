@@ -62,7 +62,7 @@ class WaitingOperation(NamedTuple):
     """An operation that waits. Instants are in the loop's time."""
 
     kind: str
-    """The name of its class."""
+    """Its `kind`: by default the name of its class."""
     keys: tuple[Hashable, ...]
     """The first four watched keys."""
     more_keys: int
@@ -87,7 +87,7 @@ class MissedTrigger(NamedTuple):
     became true."""
 
     kind: str
-    """The name of its class."""
+    """Its `kind`: by default the name of its class."""
     keys: tuple[Hashable, ...]
     """The first four watched keys."""
     more_keys: int
@@ -273,7 +273,8 @@ def _describe(operation: Operation) -> WaitingOperation:
         started_at = operation._op_record.started_at
     elif timeout is not None and deadline is not None:
         started_at = deadline - timeout
-    return WaitingOperation(type(operation).__name__, *_keys(operation), started_at, deadline)
+    kind = operation._op_kind or type(operation).__name__
+    return WaitingOperation(kind, *_keys(operation), started_at, deadline)
 
 
 def _keys(operation: Operation, most: int = PER_KEY) -> tuple[tuple[Hashable, ...], int]:
