@@ -363,6 +363,7 @@ def test_row_security_is_used_by_owner_only(run, postgres):
         postgres.run("DROP ROLE guest")
 
 
+@pytest.mark.filterwarnings("ignore:Did not recognize type 'xid8'")
 async def test_alembic_keeps_the_relays_tables(postgres, prefix):
     """With the function of the page."""
     page = (Path(__file__).parents[2] / "purgatory/relay/README.md").read_text()
