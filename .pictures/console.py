@@ -16,7 +16,7 @@ import uvicorn
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
 from purgatory import DelayedOperation, Purgatory
-from purgatory.asgi import console
+from purgatory.console import console
 from purgatory.metrics import Meter
 
 SECONDS = 100  # of load before the first picture

@@ -34,8 +34,9 @@ from prometheus_client import CollectorRegistry, make_asgi_app
 from pydantic import BaseModel, Field
 
 from purgatory import IdleTracker, Purgatory
-from purgatory.asgi import Ending, LongPolls, Poll, console
+from purgatory.asgi import Ending, LongPolls, Poll
 from purgatory.asgi.fastapi import RESPONSES, long_poll
+from purgatory.console import console
 from purgatory.metrics import Meter
 from purgatory.metrics.prometheus import collector
 

@@ -64,8 +64,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from purgatory import DelayedOperation, Observer, Purgatory
-from purgatory.asgi import Ending, LongPolls, Versions, console
+from purgatory.asgi import Ending, LongPolls, Versions
 from purgatory.asgi.sse import event_source
+from purgatory.console import console
 from purgatory.journal import Journal
 from purgatory.metrics import Meter
 from purgatory.metrics.prometheus import collector

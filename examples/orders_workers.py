@@ -43,7 +43,8 @@ from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from purgatory.asgi import Ending, LongPolls, Versions, console
+from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.console import console
 from purgatory.relay import Relay
 
 FOLDER = Path(

@@ -178,19 +178,6 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run_program
 
 
-@pytest.fixture
-def no_watcher_of_sse_starlettes() -> Iterator[None]:
-    """Switches off a task of sse-starlette that checks twice a second whether a uvicorn must stop,
-    for ever: on virtual time, two jumps a second. After one uvicorn of the process has stopped,
-    this task would also end each stream at once in all later tests."""
-    from sse_starlette.sse import AppStatus
-
-    AppStatus.disable_automatic_graceful_drain()
-    AppStatus.should_exit = False
-    yield
-    AppStatus.enable_automatic_graceful_drain_mode()
-
-
 class SparkInGroups(LoadScopeScheduling):
     """Distributes tests one by one, except for tests on Spark, of which each group stays in one
     process: the tests that share a session, and the tests that start Spark in processes of their

@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
 import pytest
@@ -174,7 +175,7 @@ CALLS: dict[str, Callable[[World], Cycle]] = {
 
 def of_poll(way: str, ending: Ending) -> Callable[[World], Cycle]:
     def make(world: World) -> Cycle:
-        max_open = 1 if ending is Ending.REFUSED else None
+        max_open = 1 if ending is Ending.REFUSED else inf
         service = Service(way, max_wait=1e9, max_open=max_open)
 
         async def cycle(number: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 NIGHTLY: Final = {
     "examples/broker/tests/": "",
-    "tests/asgi/test_servers.py": "ending|open_files|under_load",
+    "tests/asgi/test_frozen.py": "",
+    "tests/asgi/test_servers.py": "ending|open_files|under_load|cache|without_a_signal",
     "tests/core/test_kernel_build.py": "",
     "tests/examples/test_by_hand.py": "",
     "tests/examples/test_cookbook_page.py": "",

@@ -17,10 +17,15 @@ By default a timeout has 8000 ticks, none shorter than 4 ms. So most ids that a 
 idle, and the loop wakes at most 250 times a second, however many ids are tracked, and less often if
 there are few.
 
+A loop that was held up may call its timers before it reads its sockets. So ids that expired during
+a stall are looked at once more, three iterations later: uvloop reads after its timers, and a task
+that awaits a stream runs another iteration later. What was touched by then is still tracked.
+
 Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
 activity.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import ceil, inf
@@ -39,6 +44,12 @@ Id = TypeVar("Id", bound=Hashable)
 TICKS_PER_TIMEOUT: Final = 8000
 MIN_TICK: Final = 0.004
 MAX_TICK: Final = 1.0
+
+STALL: Final = 0.004
+"""Seconds by which the loop is late when it was held up; uvloop's clock has milliseconds."""
+
+GRACE: Final = 3
+"""Iterations of the loop until ids that expired during a stall are looked at again."""
 
 MAX_WHEEL_SIZE: Final = 8192
 """If the finest level covered the whole timeout, no entry would cascade, but a few ids would each
@@ -65,7 +76,8 @@ class IdleTracker(Generic[Id]):
     """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
 
     `on_idle` is called once, from the loop and in an empty context: never early by the loop's
-    clock, late by at most one tick plus the delay of the loop itself. The id is no longer tracked
+    clock, late by at most one tick plus the delay of the loop itself. After a delay the loop first
+    reads what has arrived meanwhile, so that connections with data are not idle. The id is no longer tracked
     by then; touching it again, also in `on_idle`, tracks it again. If many ids become idle at once,
     `on_idle` is called for 512 per iteration of the loop, in no particular order within one tick.
     An exception of `on_idle` goes to the loop's exception handler and does not affect other ids.
@@ -113,6 +125,8 @@ class IdleTracker(Generic[Id]):
         self._on_idle = on_idle
         self._timeout = timeout
         self._entries: dict[Id, _TrackedId] = {}
+        self._late: deque[_TrackedId] = deque()
+        """Entries that expired during a stall, in this iteration of the loop; in no bucket."""
         self._closed = False
         self._name = name
         observers = observers_of(observer)
@@ -210,6 +224,37 @@ class IdleTracker(Generic[Id]):
         self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
 
     def _expire(self, entry: _TrackedId) -> None:
+        """Drops an id that became idle, or after a stall looks at it again later."""
+        clock = self._wheel.clock
+        due = clock.instant(clock.due_tick(entry._timer_deadline))
+        if self._time() - due <= STALL:
+            self._drop(entry)
+            return
+        if not self._late:
+            self._loop_wheel.loop.call_soon(self._look_again, self._late, GRACE)
+        self._late.append(entry)
+
+    def _look_again(self, late: deque[_TrackedId], iterations: int) -> None:
+        """Drops those of the late ids that were not touched for some more `iterations`."""
+        if late is self._late:
+            self._late = deque()
+        if iterations > 1:
+            self._loop_wheel.loop.call_soon(self._look_again, late, iterations - 1)
+            return
+        try:
+            while late:
+                entry, now = late.popleft(), self._time()
+                if self._entries.get(entry.key) is not entry:
+                    continue  # removed
+                if entry._timer_deadline > now:
+                    self._wheel.add(entry, entry._timer_deadline, now)
+                else:
+                    self._drop(entry)
+        finally:
+            if late:  # `on_idle` has raised SystemExit
+                self._loop_wheel.loop.call_soon(self._look_again, late, 1)
+
+    def _drop(self, entry: _TrackedId) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""
         id_, loop = entry.key, self._loop_wheel.loop
         del self._entries[id_]

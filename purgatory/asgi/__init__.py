@@ -14,29 +14,13 @@ The wait ends in one of four ways: the result is there, the deadline has come, t
 disconnected, or the server stops. `poll.result` returns the value alone, and `poll.run(awaitable)`
 waits for any awaitable. WebSockets can wait as requests do. With `Versions` a client misses nothing
 between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.
-`purgatory.asgi.fastapi` has the poll as a dependency; `console` is of `purgatory.console`. The
-introduction is
-`purgatory/asgi/README.md`.
+`purgatory.asgi.fastapi` has the poll as a dependency; the page of open polls lives in
+`purgatory.console`. The introduction is `purgatory/asgi/README.md`.
 """
-
-from typing import TYPE_CHECKING
 
 from purgatory.asgi._outcome import Ending, Outcome, PollEnded
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._versions import Versions
 
-if TYPE_CHECKING:
-    from purgatory.console import console
-else:
-
-    def __getattr__(name: str) -> object:
-        """The page, which is built on this package, at its first use."""
-        if name == "console":
-            from purgatory.console import console  # noqa: PLC0415
-
-            return console
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = ["Ending", "LongPolls", "Outcome", "Poll", "PollEnded", "Versions", "console"]
+__all__ = ["Ending", "LongPolls", "Outcome", "Poll", "PollEnded", "Versions"]

@@ -42,7 +42,7 @@ class LitestarEnded(PollEnded, HTTPException):
             self, detail=outcome.reason, status_code=outcome.status, headers=outcome.headers
         )
         self.outcome = outcome
-        if outcome.status in NO_BODY:  # Litestar's own handler would give it a body, and fail
+        if outcome.status in NO_BODY and scope:  # Litestar's handler would give it a body, and fail
             state: Any = ScopeState.from_scope(scope)  # type: ignore[arg-type]
             state.exception_handlers = {LitestarEnded: _respond, **(state.exception_handlers or {})}
 
@@ -60,6 +60,4 @@ class LitestarSocketEnded(PollEnded, WebSocketException):
         self.outcome = outcome
 
 
-def framework(_package: str) -> Framework:
-    """The classes for `litestar`."""
-    return Framework(LitestarOutcome, LitestarEnded, LitestarSocketEnded)
+LITESTAR = Framework(LitestarOutcome, LitestarEnded, LitestarSocketEnded)

@@ -29,6 +29,10 @@ the first one, or between two others of ours:
     first.remove                     second ----------> the server's
     second.remove                                       the server's
 
+uvicorn also ends without a signal: after `--limit-max-requests`, and when a program sets its
+`should_exit`. It then calls its method `shutdown`, which its handler of signals leads us to, so
+that is wrapped, too.
+
 This works where the server handles signals in the application's process: uvicorn, its workers,
 gunicorn's and Granian's, hypercorn without worker processes. An unhandled signal kills the process,
 as it would without this module.
@@ -36,8 +40,10 @@ as it would without this module.
 
 import signal
 from asyncio import AbstractEventLoop, Event
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Hashable
+from inspect import iscoroutinefunction
+from math import inf
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final, Protocol, final
@@ -61,17 +67,17 @@ def open_files_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def default_max_open() -> int | None:
+def default_max_open() -> float:
     """Three quarters of the limit of open files; a quarter is left for other files and
     connections."""
     limit = open_files_limit()
-    return None if limit is None else max(limit - limit // 4, 1)
+    return inf if limit is None else max(limit - limit // 4, 1)
 
 
-def warn_of_open_files(name: str, max_open: float | None) -> None:
+def warn_of_open_files(name: str, max_open: float) -> None:
     """Logs that the limit of open files will be reached before `max_open` polls are open."""
     limit = open_files_limit()
-    if limit is not None and (max_open is None or max_open >= limit):
+    if limit is not None and max_open >= limit:
         log.warning(
             "%s: max_open is %s, but this process may have only %d files open, connections among"
             " them. When they are used up, the server accepts no connection and sends no answers."
@@ -88,13 +94,16 @@ class Stoppable(Protocol):
     def on_stop(self) -> None:
         """Called once, when the server stops."""
 
+    def on_replaced(self, reason: str) -> None:
+        """Called once, when a newer poll of the client has taken its place."""
+
 
 @final
 class OpenPolls:
     """The open polls, how many each client has, and how they are stopped.
 
     Args:
-        loop: theirs.
+        loop: the event loop of the polls.
     """
 
     __slots__ = ("_drained", "_to_stop", "is_stopping", "loop", "per_client", "polls")
@@ -104,7 +113,8 @@ class OpenPolls:
         self.is_stopping = False
         self.polls: dict[Stoppable, Hashable] = {}
         """Each with the key of the client that it counts for, or None."""
-        self.per_client: Counter[Hashable] = Counter()
+        self.per_client: dict[Hashable, dict[Stoppable, None]] = {}
+        """The polls of each limited client, the oldest first."""
         self._to_stop: deque[Stoppable] = deque()
         self._drained = Event()
 
@@ -112,25 +122,34 @@ class OpenPolls:
         self,
         poll: Stoppable,
         client_key: Hashable,
-        max_open: int | None,
+        max_open: float,
         max_per_client: int | None,
+        replace_oldest: bool,
     ) -> str | None:
         """Counts `poll` as open, or returns the reason for a refusal.
 
         Args:
             poll: is not registered yet.
             client_key: the client that it counts for; `None` is not limited.
-            max_open: how many may be open, `None` for no limit.
-            max_per_client: the same for one client.
+            max_open: how many polls may be open.
+            max_per_client: how many polls one client may have, `None` for no limit.
+            replace_oldest: whether the client's oldest poll makes room above `max_per_client`.
         """
-        if max_open is not None and len(self.polls) >= max_open:
+        of_client = None if client_key is None else self.per_client.get(client_key, {})
+        if (
+            max_per_client is not None
+            and of_client is not None
+            and len(of_client) >= max_per_client
+        ):
+            if not replace_oldest:
+                return f"max_per_client ({max_per_client}) polls of this client are open already"
+            oldest = next(iter(of_client))
+            self.unregister(oldest)
+            oldest.on_replaced("a newer poll of this client has replaced it")
+        if len(self.polls) >= max_open:
             return f"max_open ({max_open}) polls are open already"
-        if max_per_client is None or client_key is None:
-            self.polls[poll] = None
-            return None
-        if self.per_client.get(client_key, 0) >= max_per_client:
-            return f"max_per_client ({max_per_client}) polls of this client are open already"
-        self.per_client[client_key] += 1
+        if of_client is not None:
+            self.per_client.setdefault(client_key, of_client)[poll] = None
         self.polls[poll] = client_key
         return None
 
@@ -138,7 +157,7 @@ class OpenPolls:
         """No longer counts `poll`, if it is registered."""
         client_key = self.polls.pop(poll, None)
         if client_key is not None:
-            self.per_client[client_key] -= 1
+            del self.per_client[client_key][poll]
             if not self.per_client[client_key]:
                 del self.per_client[client_key]
         if not self.polls:
@@ -175,7 +194,8 @@ class OpenPolls:
 
 @final
 class SignalChain:
-    """Calls `callback` on the loop at each of `signals`, before the present handlers.
+    """Calls `callback` on the loop at each of `signals`, before the present handlers; and before the
+    `shutdown` of uvicorn, whose handlers they are.
 
     Args:
         signals: numbers of signals; signals without a handler are left alone.
@@ -201,6 +221,20 @@ class SignalChain:
             if callable(handler):
                 self._links[number] = link = _Link(loop, self._callback, handler)
                 signal.signal(number, link)
+                self._wrap_shutdown(getattr(handler, "__self__", None))
+
+    def _wrap_shutdown(self, server: Any) -> None:
+        shutdown = getattr(server, "shutdown", None)
+        if not iscoroutinefunction(shutdown) or getattr(shutdown, "chain", None) is self:
+            return
+
+        async def stop_and_shut_down(*args: Any, **options: Any) -> None:
+            if self._links:
+                self._callback()
+            await shutdown(*args, **options)
+
+        stop_and_shut_down.chain = self  # type: ignore[attr-defined]
+        server.shutdown = stop_and_shut_down
 
     def remove(self) -> None:
         """Stops calling `callback`, and restores the handlers, unless other code has wrapped
@@ -232,7 +266,7 @@ class _Link:
         self.previous(number, frame)
 
     def __getattr__(self, name: str) -> Any:
-        # Some look for the server in its handler's `__self__`, sse-starlette for instance.
+        # Some look for the server in its handler's `__self__`; `_wrap_shutdown` and sse-starlette do.
         return getattr(self.previous, name)
 
     @property

@@ -39,9 +39,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib import import_module
 from json import dumps
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast, final
 
 from purgatory import Cause, Ended, Observer, OperationState, PurgatoryError
@@ -50,6 +49,8 @@ from purgatory.asgi._request import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from starlette.responses import Response
+else:
+    Response = Any  # for `get_type_hints`: the framework is imported only if it is in use
 
 T = TypeVar("T")
 
@@ -134,14 +135,14 @@ class Outcome(Generic[T]):
         """Code to close a WebSocket with: 1000 after a wait, 1012 if the server stops."""
         return (MALFORMED if self.status == MALFORMED.status else ANSWERS[self.ending]).close_code
 
-    def response(self) -> "Response":
+    def response(self) -> Response:
         """The response to the request: of FastAPI or Starlette, of Litestar, or without either an
         ASGI application. Its declared type is Starlette's; in Litestar return the outcome itself.
 
         It has the `status` and `headers` of the outcome; its body is the value as JSON (bytes as
         they are), the reason, or nothing.
         """
-        return cast("Response", self)
+        return cast(Response, self)
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answers a request, or closes a WebSocket: the ASGI application of this outcome."""
@@ -193,14 +194,17 @@ class PollEnded(PurgatoryError):
     response.
 
     Args:
-        outcome: of the wait.
-        scope: of the request.
+        outcome: the outcome of the wait.
+        scope: the scope of the request.
     """
 
     def __init__(self, outcome: Outcome[Any], scope: Scope) -> None:
         del scope  # subclasses for frameworks use it
         super().__init__(outcome.reason or outcome.ending.value)
         self.outcome = outcome
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.outcome, {})
 
 
 class Framework(NamedTuple):
@@ -224,10 +228,15 @@ def framework_of(scope: Scope) -> Framework:
 def _framework_of(application: Any) -> Framework:
     for base in application.__mro__:
         package = base.__module__.partition(".")[0]
-        if package in ("fastapi", "starlette", "litestar"):
-            module = "litestar" if package == "litestar" else "starlette"
-            framework: Framework = import_module(f"purgatory.asgi._{module}").framework(package)
-            return framework
+        # Imports that a program which freezes applications can find.
+        if package == "litestar":
+            from purgatory.asgi._litestar import LITESTAR  # noqa: PLC0415
+
+            return LITESTAR
+        if package in ("fastapi", "starlette"):
+            from purgatory.asgi._starlette import FASTAPI, STARLETTE  # noqa: PLC0415
+
+            return FASTAPI if package == "fastapi" else STARLETTE
     return Framework(Outcome, PollEnded, PollEnded)
 
 
@@ -236,17 +245,17 @@ def outcome_of(
     value: Any,
     scope: Scope,
     applied: str | None,
-    retry_after: float,
+    retry_after: int,
     reason: str = "",
 ) -> Outcome[Any]:
     """The outcome of a wait, with the response that the table has for its ending.
 
     Args:
-        ending: of the wait.
-        value: the outcome's.
-        scope: of the request.
+        ending: how the wait has ended.
+        value: the outcome's value.
+        scope: the scope of the request.
         applied: the `Preference-Applied` header, if the request has named a wait.
-        retry_after: in seconds; `Retry-After` has whole seconds, rounded up.
+        retry_after: the `Retry-After` header, in seconds.
         reason: replaces the reason of the table.
     """
     answer = ANSWERS[ending]
@@ -255,7 +264,7 @@ def outcome_of(
         if applied is not None:
             headers["Preference-Applied"] = applied
     elif ending is not Ending.GONE:
-        headers["Retry-After"] = str(ceil(retry_after))
+        headers["Retry-After"] = str(retry_after)
         # A stopping server would break the connection off during the next request, and a server
         # that refuses polls may be short of open files.
         if scope.get("http_version", "1.1").startswith("1"):

@@ -10,16 +10,17 @@
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
 Each ends with its result, at its deadline, when the client disconnects, or when the server stops.
-It runs in the request's own task, in a scope of anyio, which a disconnect and the stop cancel:
+It runs in the request's own task, within a timeout, which a disconnect and the stop bring forward:
 
     _register       it counts as an open poll, and listens to its client; or it is refused
-    _until          with scope: await target.wait(timeout)
-    the client      disconnects -> on_disconnect -> scope.cancel()
+    _until          async with timeout: await target.wait(seconds)
+    the client      disconnects -> on_disconnect -> interrupt(GONE) -> timeout.reschedule(now)
+    the timeout     cancels the task, once, in the next iteration of the loop
     the purgatory   cancels and frees the operation
-    _until          leaves the scope; scope.cancelled_caught -> Outcome(GONE)
+    _until          leaves the timeout, which has expired -> Outcome(GONE)
 
 A wait that has completed by then is `SATISFIED`: the purgatory decides, and once. A cancellation
-that is not the scope's passes through.
+that is not the timeout's passes through.
 
 The time that a client requests starts with the first wait of its request; all its waits share it.
 """
@@ -28,21 +29,29 @@ from asyncio import CancelledError, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from functools import partial
 from inspect import isawaitable
+from math import inf
 from sys import exception
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final, overload
 
-from anyio import CancelScope
-
-from purgatory import DelayedOperation, Purgatory, RelayUnavailable, ThresholdPurgatory
+from purgatory import (
+    DelayedOperation,
+    Purgatory,
+    RelayUnavailable,
+    ThresholdPurgatory,
+    Timeout,
+    timeout,
+    timeout_at,
+)
 from purgatory._core.arguments import describe
-from purgatory.asgi._open import OpenPolls
-from purgatory.asgi._outcome import Ending, Outcome, framework_of, outcome_of
+from purgatory.asgi._open import OpenPolls, Stoppable
+from purgatory.asgi._outcome import Ending, Outcome, PollNotifier, framework_of, outcome_of
 from purgatory.asgi._request import Client, Scope
 from purgatory.asgi._targets import AwaitableTarget, OperationTarget, PredicateTarget, Target
 
 if TYPE_CHECKING:
-    from purgatory.asgi._polls import LongPolls
     from purgatory.relay import Relay
+else:
+    Relay = Any  # for `get_type_hints`: the package is imported only where it is in use
 
 STOP_LIMIT: Final = 1.0
 """Seconds that a held poll's request has for its end when the server stops. A stream needs them only
@@ -54,13 +63,28 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Any)
 
 
+class Home(Protocol):
+    """The part of `LongPolls` that a poll uses."""
+
+    notifier: PollNotifier | None
+
+    def register(self, poll: Stoppable, scope: Scope) -> OpenPolls | str:
+        """Counts `poll` as open, or returns why it is refused."""
+
+    def count(self, ending: Ending) -> None:
+        """Counts the ending of a wait."""
+
+    def pause(self) -> int:
+        """Seconds for `Retry-After`."""
+
+
 @final
 class Poll:
     """A request that may wait, several times one after the other, for `timeout` seconds in total.
     `LongPolls.poll` makes it.
 
     Args:
-        polls: of the application.
+        polls: the application's `LongPolls`.
         scope: scope of the request.
         client: client of the request.
         timeout: effective wait, in seconds.
@@ -69,14 +93,13 @@ class Poll:
     """
 
     __slots__ = (
-        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls",
-        "_problem", "_registration",
-        "_timeout", "_wait_scope", "scope",
+        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_limit", "_polls",
+        "_problem", "_reason", "_registration", "_timeout", "scope",
     )  # fmt: skip
 
     def __init__(
         self,
-        polls: "LongPolls",
+        polls: Home,
         scope: Scope,
         client: Client,
         timeout: float,
@@ -95,10 +118,12 @@ class Poll:
         """Whether it stays registered between two waits."""
         self._registration: OpenPolls | None = None
         """Open polls among which it counts; None if it is not open."""
-        self._wait_scope: CancelScope | None = None
-        """Scope of its wait; None between waits."""
+        self._limit: Timeout | None = None
+        """Cancels its wait; None between waits."""
         self._ending: Ending | None = None
-        """Why its wait is cancelled."""
+        """Why its wait is interrupted."""
+        self._reason = ""
+        """The same in words, if they are not the ending's."""
 
     @property
     def timeout(self) -> float:
@@ -109,6 +134,11 @@ class Poll:
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._timeout, self._deadline = seconds, None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether its wait is to end, because the client has disconnected or the server stops."""
+        return self._ending is not None
 
     @property
     def remaining(self) -> float:
@@ -203,7 +233,7 @@ class Poll:
         Raises:
             BaseException: what `wait` raises.
         """
-        return self._until(PredicateTarget(purgatory, predicate, keys, give_back))
+        return self._until(PredicateTarget(self, purgatory, predicate, keys, give_back))
 
     @overload
     async def result(
@@ -259,7 +289,7 @@ class Poll:
         """
         return self._until(Target(partial(thresholds.wait, key, threshold)))
 
-    async def receive(self, relay: "Relay", key: str) -> Outcome[bytes]:
+    async def receive(self, relay: Relay, key: str) -> Outcome[bytes]:
         """Waits for at most `timeout` for the value delivered to `key`, as `Relay.receive`; the
         outcome has the value. With a timeout of zero the store is asked once, which takes at most
         the `timeout` of the relay.
@@ -319,14 +349,22 @@ class Poll:
 
     def on_disconnect(self) -> None:
         """Ends the wait, if there is one: the client has disconnected."""
-        self._cancel(Ending.GONE)
+        self.interrupt(Ending.GONE)
 
     def on_stop(self) -> None:
-        """Ends the wait, if there is one, and soon the request of a held poll, which may be sending
-        to a client that does not read: the server stops."""
-        self._cancel(Ending.STOPPING)
-        if self._is_held:
-            get_running_loop().call_later(STOP_LIMIT, self._client.cut_off)
+        """Ends this poll: the server stops."""
+        self._end(Ending.STOPPING)
+
+    def on_replaced(self, reason: str) -> None:
+        """Ends this poll: a newer one takes its place."""
+        self._end(Ending.REFUSED, reason)
+
+    def interrupt(self, ending: Ending, reason: str = "") -> None:
+        """Ends the wait, if there is one, with `ending`, unless it is ending already."""
+        limit = self._limit
+        if limit is not None and self._ending is None and not limit.expired():
+            self._ending, self._reason = ending, reason
+            limit.reschedule(-inf)
 
     def cut_off(self) -> None:
         """Cancels the request."""
@@ -335,14 +373,14 @@ class Poll:
     def on_request_end(self) -> None:
         """Ends `hold`. A wait that another task continues stays registered to its end."""
         self._is_held = False
-        if self._wait_scope is None:
+        if self._limit is None:
             self._unregister()
 
     # -- one wait
 
     async def _until(self, target: Target[T]) -> Outcome[T]:
         """Waits for `target`, unless it is refused, and makes an outcome of the result."""
-        if self._wait_scope is not None:
+        if self._limit is not None:
             raise RuntimeError(
                 "cannot wait: this poll waits already; a second wait at the same time needs "
                 "another poll"
@@ -350,25 +388,33 @@ class Poll:
         refusal = self._register()
         if refusal is not None:
             return refusal
-        self._wait_scope = scope = CancelScope()
-        timeout = self.remaining
+        seconds = self.remaining
         if self._deadline is None:
-            self._deadline = get_running_loop().time() + timeout
+            self._deadline = get_running_loop().time() + seconds
+        self._limit = limit = timeout_at(None) if target.has_deadline else timeout(seconds)
         value: T | None = None
         ending: Ending | None = None
+        reason = ""
         notifier = self._polls.notifier
         started_at = 0.0 if notifier is None else notifier.notify_started(self)
         try:
-            with scope:
-                value = await target.wait(timeout, scope)
-            if not scope.cancelled_caught:
+            try:
+                async with limit:
+                    value = await target.wait(seconds)
                 ending = target.ending(None)
-            elif self._client.error is not None:
-                raise self._client.error
-            else:
-                ending, found = self._ending, target.late_value()
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                if self._ending is Ending.GONE and self._client.error is not None:
+                    raise self._client.error from None
+                ending, reason, found = (
+                    self._ending or Ending.DEADLINE,
+                    self._reason,
+                    target.late_value(),
+                )
                 if found is not None:
                     ending, [value] = Ending.SATISFIED, found
+                del error
             if self._client.disconnected and ending is Ending.SATISFIED and target.give_back():
                 ending, value = Ending.GONE, None
         except CancelledError:
@@ -379,12 +425,12 @@ class Poll:
             if ending is None:
                 raise
         finally:
-            self._wait_scope = self._ending = None
+            self._limit = self._ending = None
             self._leave()
             if notifier is not None:
-                notifier.notify_ended(self, timeout, started_at, ending, exception())
+                notifier.notify_ended(self, seconds, started_at, ending, exception())
         assert ending is not None
-        return self._outcome(ending, value)
+        return self._outcome(ending, value, reason)
 
     def _register(self) -> Outcome[Any] | None:
         """Joins the open polls and listens to the client, or returns the outcome of a refusal."""
@@ -425,20 +471,22 @@ class Poll:
         if registration is not None:
             registration.unregister(self)
 
-    def _cancel(self, ending: Ending) -> None:
-        if self._wait_scope is not None and self._ending is None:
-            self._ending = ending
-            self._wait_scope.cancel()
+    def _end(self, ending: Ending, reason: str = "") -> None:
+        """Ends the wait, if there is one, and soon the request of a held poll, which may be sending
+        to a client that does not read."""
+        self.interrupt(ending, reason)
+        if self._is_held:
+            get_running_loop().call_later(STOP_LIMIT, self._client.cut_off)
 
     # -- its outcome
 
     def _outcome(self, ending: Ending, value: Any = None, reason: str = "") -> Outcome[Any]:
         """Counts the ending of a wait, and makes its outcome."""
-        polls = self._polls
-        polls.endings[ending] += 1
-        return outcome_of(ending, value, self.scope, self._applied, polls.retry_after, reason)
+        self._polls.count(ending)
+        pause = self._polls.pause() if ending in (Ending.STOPPING, Ending.REFUSED) else 0
+        return outcome_of(ending, value, self.scope, self._applied, pause, reason)
 
     def _refused(self) -> Outcome[Any]:
         assert self._problem is not None
-        self._polls.endings[Ending.REFUSED] += 1
+        self._polls.count(Ending.REFUSED)
         return self._problem

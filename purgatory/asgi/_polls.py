@@ -8,17 +8,14 @@
 So a poll reads from the server directly, even if other middleware wraps `receive`.
 """
 
-from asyncio import CancelledError, current_task, get_running_loop
+from asyncio import CancelledError, get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from math import inf, isnan
+from math import ceil, inf, isnan
 from random import random
 from signal import SIGINT, SIGTERM, valid_signals
-from types import EllipsisType
-from typing import Any, Final, cast, final
-
-from anyio import CancelScope
+from typing import Any, ClassVar, Final, cast, final
 
 from purgatory import Observer, WrongLoop
 from purgatory._core.arguments import describe, seconds
@@ -36,7 +33,6 @@ from purgatory.asgi._poll import Poll
 from purgatory.asgi._request import (
     READ_AHEAD,
     AnyApp,
-    ASGIApp,
     Client,
     Message,
     Receive,
@@ -48,6 +44,9 @@ from purgatory.asgi._request import (
 
 CLIENT: Final = "purgatory.asgi.client"
 """Where the `Client` of a request is in its scope."""
+
+NO_STORE: Final = (b"cache-control", b"no-store")
+"""Without this header shared caches keep a poll's answer, and give it to later polls."""
 
 
 def host_of(scope: Scope) -> Hashable:
@@ -70,13 +69,18 @@ class LongPolls:
         spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls
             that began together do not all end together.
         wait_parameter: name of the query parameter that requests a wait.
-        max_open: how many may be open at once, `None` for no limit; one more is refused. By
-            default three quarters of the limit of open files (`ulimit -n`) when this is made.
-        max_per_client: limit of open polls for each client; `None` for no limit.
+        max_open: how many may be open at once, `inf` for no limit; one more is refused. By default
+            three quarters of the limit of open files (`ulimit -n`) when this is made.
+        max_per_client: limit of open polls for each client, in this process; `None` for no limit.
+        replace_oldest: a client's poll above `max_per_client` is not refused: the client's oldest
+            poll ends instead, as refused. So a phone that has lost its connection need not wait for
+            the deadline of its old poll.
         client_of: returns the client that a request counts for; `None` is not limited. By default
             the peer's address: behind a proxy that is the proxy's address, unless the server
             replaces it by the client's.
-        retry_after: value of `Retry-After` in refusals, in seconds, rounded up.
+        retry_after: least value of `Retry-After` in refusals, in seconds, rounded up.
+        retry_jitter: each `Retry-After` is longer by up to this many whole seconds, at random, so
+            that refused clients do not come back together; zero and more.
         grace: seconds for which open polls may continue when the server is to stop, before they
             are answered.
         name: name for observers and log messages.
@@ -102,10 +106,12 @@ class LongPolls:
         default_wait: float | None = None,
         spread: float = 0.0,
         wait_parameter: str = "wait",
-        max_open: int | EllipsisType | None = ...,
+        max_open: float | None = None,
         max_per_client: int | None = None,
+        replace_oldest: bool = False,
         client_of: Callable[[Scope], Hashable] = host_of,
         retry_after: float = 1.0,
+        retry_jitter: float = 4.0,
         grace: float = 0.0,
         name: str = "polls",
         observer: Observer | Sequence[Observer] | None = None,
@@ -128,14 +134,18 @@ class LongPolls:
                 raise TypeError(f"{name} must be a number, not {number!r}")
         if not 0.0 <= spread <= 1.0:
             raise ValueError(f"spread must be a fraction from 0 to 1, not {spread!r}")
-        if isinstance(max_open, EllipsisType):
+        if max_open is None:
             max_open = default_max_open()
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
             if isinstance(limit, str):
-                raise TypeError(f"{name} must be a number, or None for no limit, not {limit!r}")
+                raise TypeError(f"{name} must be a number, not {limit!r}")
             if limit is not None and not limit >= 1:  # so that NaN is refused, too
-                raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
-        for name, pause in (("retry_after", retry_after), ("grace", grace)):
+                raise ValueError(f"{name} must be at least 1, not {limit!r}")
+        if replace_oldest and max_per_client is None:
+            raise ValueError("replace_oldest needs max_per_client, which is None")
+        for name, pause in (
+            ("retry_after", retry_after), ("retry_jitter", retry_jitter), ("grace", grace),
+        ):  # fmt: skip
             if not 0.0 <= seconds(name, pause) < inf:
                 raise ValueError(
                     f"{name} must be a finite number of seconds, zero or more, not {pause!r}"
@@ -152,7 +162,9 @@ class LongPolls:
         self.wait_parameter = wait_parameter
         self.max_open = max_open
         self.max_per_client = max_per_client
+        self.replace_oldest = replace_oldest
         self.retry_after = retry_after
+        self.retry_jitter = retry_jitter
         self.grace = grace
         self.endings: Counter[Ending] = Counter()
         """Number of waits by ending."""
@@ -162,6 +174,12 @@ class LongPolls:
         observers = observers_of(observer)
         self.notifier = PollNotifier(self.name, observers) if observers else None
         """Notifies the observers; None without observers."""
+        self.middleware: type[PollMiddleware] = type(
+            "PollMiddleware", (PollMiddleware,), {"polls": self}
+        )
+        """Wraps an application: `app = polls.middleware(app)`, or
+        `app.add_middleware(polls.middleware)` as the last call. A class of these polls alone, so
+        that libraries may wrap it, or assign to it."""
         self._client_of = client_of
         self._open_polls: OpenPolls | None = None
 
@@ -211,6 +229,7 @@ class LongPolls:
                 "cannot poll: the request did not come through LongPolls.middleware, which has "
                 "to be around the app, or is over"
             )
+        client.has_polled = True
         if wait is not None:
             if isnan(wait):
                 raise ValueError(f"wait must be a number of seconds, not {wait!r}")
@@ -224,43 +243,6 @@ class LongPolls:
             timeout *= 1.0 - self.spread * random()
         applied = None if requested is None else preference_applied(timeout, requested.from_header)
         return Poll(self, scope, client, timeout, applied)
-
-    def middleware(self, app: AnyApp) -> ASGIApp:
-        """Wraps an application: `app = polls.middleware(app)`, or
-        `app.add_middleware(polls.middleware)` as the last call."""
-
-        async def serve(
-            scope: Scope, receive: Receive, send: Send
-        ) -> None:  # a coroutine function is how servers know ASGI 3
-            if CLIENT in scope:  # of a LongPolls around this one: the channel has one reader
-                await app(scope, receive, send)
-            elif scope["type"] in ("http", "websocket"):
-                scope[CLIENT] = client = Client(receive, self.read_ahead)
-                if scope["type"] == "websocket":
-                    send = partial(_send_unless_gone, client, send)
-                try:
-                    await app(scope, client, send)
-                except PollEnded as ended:
-                    if type(ended) is not PollEnded:  # its framework answers it
-                        raise
-                    await ended.outcome(scope, client, send)
-                except CancelledError:
-                    if not client.was_cut_off():
-                        raise
-                finally:
-                    client.close()
-                    scope.pop(
-                        CLIENT, None
-                    )  # breaks the cycle: scope, client, the server's `receive`, scope
-            elif scope["type"] == "lifespan":
-                open_polls = self._polls_of_loop(reset=True)
-                chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))
-                chain.install(open_polls.loop)
-                await app(scope, partial(self._receive_lifespan, receive, open_polls, chain), send)
-            else:
-                await app(scope, receive, send)
-
-        return serve
 
     # -- the stop
 
@@ -312,10 +294,29 @@ class LongPolls:
             return ""
         client_key = None if self.max_per_client is None else self._client_of(scope)
         return (
-            open_polls.register(poll, client_key, self.max_open, self.max_per_client) or open_polls
+            open_polls.register(
+                poll, client_key, self.max_open, self.max_per_client, self.replace_oldest
+            )
+            or open_polls
         )
 
+    def count(self, ending: Ending) -> None:
+        """Counts the ending of a wait."""
+        self.endings[ending] += 1
+
+    def pause(self) -> int:
+        """A value of `Retry-After`, in seconds."""
+        return ceil(self.retry_after) + int(random() * (int(self.retry_jitter) + 1))
+
     # -- loops and lifespans
+
+    def on_lifespan(self, receive: Receive) -> Receive:
+        """Starts without a stop, and stops at the signals and at the end of the lifespan; returns
+        the `receive` for the application."""
+        open_polls = self._polls_of_loop(reset=True)
+        chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))
+        chain.install(open_polls.loop)
+        return partial(self._receive_lifespan, receive, open_polls, chain)
 
     def _polls_in_thread(self, action: str) -> OpenPolls:
         """The open polls of the running loop, or `WrongLoop` if theirs runs in another thread."""
@@ -349,8 +350,6 @@ class LongPolls:
                 f"on {known.loop!r}"
             )
         warn_of_open_files(self.name, self.max_open)
-        if current_task() is not None:  # in a callback, such as a signal's, anyio knows no loop
-            CancelScope()  # anyio loads its backend with the first one: while files can be opened
         self._open_polls = OpenPolls(loop)
         return self._open_polls
 
@@ -364,8 +363,53 @@ class LongPolls:
         return message
 
 
-async def _send_unless_gone(client: Client, send: Send, message: Message) -> None:
-    """Sends a message of a WebSocket; except the close after the client's own close, which some
-    servers report as an error."""
-    if not (client.disconnected and message["type"] == "websocket.close"):
-        await send(message)
+class PollMiddleware:
+    """The middleware of a `LongPolls`, around an ASGI application.
+
+    Args:
+        app: the application.
+    """
+
+    polls: ClassVar[LongPolls]
+
+    def __init__(self, app: AnyApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request, a WebSocket or the lifespan."""
+        if CLIENT in scope:  # from a LongPolls around this one: the channel has one reader
+            await self.app(scope, receive, send)
+        elif scope["type"] in ("http", "websocket"):
+            scope[CLIENT] = client = Client(receive, self.polls.read_ahead)
+            send = partial(_send, client, send)
+            try:
+                await self.app(scope, client, send)
+            except PollEnded as ended:
+                if type(ended) is not PollEnded:  # its framework answers it
+                    raise
+                await ended.outcome(scope, client, send)
+            except CancelledError:
+                if not client.was_cut_off():
+                    raise
+            finally:
+                client.close()
+                # breaks the cycle: scope, client, the server's `receive`, scope
+                scope.pop(CLIENT, None)
+        elif scope["type"] == "lifespan":
+            await self.app(scope, self.polls.on_lifespan(receive), send)
+        else:
+            await self.app(scope, receive, send)
+
+
+async def _send(client: Client, send: Send, message: Message) -> None:
+    """Sends a message of the application. The answer to a poll is kept by no cache, unless it says
+    so. The close of a WebSocket after the client's own is left out, since some servers report it as
+    an error."""
+    if message["type"] == "http.response.start":
+        if client.has_polled:
+            headers = list(message.get("headers", ()))
+            if not any(name.lower() == NO_STORE[0] for name, _ in headers):
+                message = {**message, "headers": [*headers, NO_STORE]}
+    elif message["type"] == "websocket.close" and client.disconnected:
+        return
+    await send(message)

@@ -1,8 +1,11 @@
 """Outcomes as responses and exceptions of Starlette, and of FastAPI, which builds on it."""
 
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, cast
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from purgatory.asgi._outcome import NO_BODY, Framework, Outcome, PollEnded
@@ -53,12 +56,34 @@ class FastAPIOutcome(StarletteOutcome):  # type: ignore[misc]  # final for users
 
 
 class StarletteEnded(PollEnded, HTTPException):
-    """`PollEnded` as an HTTP exception of Starlette."""
+    """`PollEnded` as an HTTP exception of Starlette.
+
+    It has a handler of its own in the application's table, unless the application has registered
+    one for `PollEnded`. The handler for HTTP exceptions need not know that 204 and 304 have no
+    body, as the one in FastAPI's documentation does not; and error trackers report what reaches
+    it with a status of 500 and more.
+    """
 
     def __init__(self, outcome: Outcome[Any], scope: Scope) -> None:
         super().__init__(outcome, scope)
         self.status_code, self.headers = outcome.status, outcome.headers
         self.detail = outcome.reason
+        handlers, _ = scope.get("starlette.exception_handlers", ({}, {}))
+        handlers.setdefault(PollEnded, _answer)
+
+
+async def _answer(request: Request, ended: StarletteEnded) -> Response:
+    """The response to a request whose poll has ended without a value: by the application's own
+    handler for HTTP exceptions, if there may be a body and it has one."""
+    outcome = ended.outcome
+    handler = None
+    if outcome.status not in NO_BODY:
+        handler = getattr(request.app, "exception_handlers", {}).get(HTTPException)
+    if handler is None:
+        return cast(Response, outcome.response())
+    if iscoroutinefunction(handler):
+        return cast(Response, await handler(request, ended))
+    return cast(Response, await run_in_threadpool(handler, request, ended))
 
 
 class StarletteSocketEnded(PollEnded, WebSocketException):
@@ -69,7 +94,5 @@ class StarletteSocketEnded(PollEnded, WebSocketException):
         self.code, self.reason = outcome.close_code, outcome.reason
 
 
-def framework(package: str) -> Framework:
-    """The classes for `starlette` or `fastapi`, which is imported only if it is in use."""
-    outcome = FastAPIOutcome if package == "fastapi" else StarletteOutcome
-    return Framework(outcome, StarletteEnded, StarletteSocketEnded)
+STARLETTE = Framework(StarletteOutcome, StarletteEnded, StarletteSocketEnded)
+FASTAPI = Framework(FastAPIOutcome, StarletteEnded, StarletteSocketEnded)

@@ -1,22 +1,21 @@
 """What a poll waits for: an operation, a predicate, a threshold, a reply, or any awaitable.
 
-A poll runs `wait` in the scope of its wait, and then asks for the ending:
+A poll runs `wait` within a timeout, which cancels the task once: at the deadline of a target that
+has none of its own (`has_deadline`), or when the client disconnects or the server stops. Then the
+poll asks for the ending:
 
     wait returns, or raises an error    ending(error): an ending, or None if the error is to be raised
-    the scope was cancelled             late_value(): a value that came before the cancellation
+    the wait was interrupted            late_value(): a value that came before the cancellation
     the value cannot be returned        give_back()
 
-Cancelling a scope of anyio repeats the cancellation in each iteration of the loop until the scope is
-left. Purgatories leave at once. Other code may take time to clean up, which the repetition would
-interrupt, so `cancelled_once` delivers only the first cancellation.
+One cancellation, as `Task.cancel` delivers it, lets foreign code clean up undisturbed. A cancelled
+scope of anyio would cancel again in each iteration of the loop.
 """
 
-from asyncio import CancelledError, get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Iterator
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from inspect import isawaitable
-from typing import Any, Generic, TypeVar, cast, final
-
-from anyio import CancelScope
+from typing import Any, Generic, Protocol, TypeVar, final
 
 from purgatory import (
     DelayedOperation,
@@ -26,7 +25,6 @@ from purgatory import (
     Purgatory,
     PurgatoryClosed,
     PurgatoryFull,
-    timeout,
 )
 from purgatory._core.arguments import describe
 from purgatory.asgi._outcome import Ending
@@ -44,12 +42,14 @@ class Target(Generic[T]):
 
     __slots__ = ("_start",)
 
+    has_deadline = True
+    """Whether `wait` ends at its deadline by itself."""
+
     def __init__(self, start: Callable[[float], Coroutine[Any, Any, T]]) -> None:
         self._start = start
 
-    def wait(self, seconds: float, scope: CancelScope) -> Coroutine[Any, Any, T]:
-        """Waits at most `seconds`, in `scope`."""
-        del scope
+    def wait(self, seconds: float) -> Awaitable[T]:
+        """Waits at most `seconds`."""
         return self._start(seconds)
 
     def ending(self, error: Exception | None) -> Ending | None:
@@ -97,25 +97,34 @@ class OperationTarget(Target[R]):
         return (self._operation.result(),) if is_completed else None
 
 
+class Interruptible(Protocol):
+    """The part of a poll that a predicate asks."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the client has disconnected, or the server stops."""
+
+
 @final
 class PredicateTarget(Target[Any]):
     """A predicate, with its last value or exception.
 
     Args:
-        purgatory, predicate, keys, give_back: of `Poll.wait_for`.
+        poll: is not interrupted.
+        purgatory, predicate, keys, give_back: as in `Poll.wait_for`.
     """
 
-    __slots__ = ("_error", "_found", "_give_back", "_keys", "_predicate", "_purgatory", "_scope")
-
-    _scope: CancelScope
+    __slots__ = ("_error", "_found", "_give_back", "_keys", "_poll", "_predicate", "_purgatory")
 
     def __init__(
         self,
+        poll: Interruptible,
         purgatory: Purgatory[Any],
         predicate: Callable[[], Any],
         keys: Iterable[Hashable],
         give_back: Callable[[Any], object] | None,
     ) -> None:
+        self._poll = poll
         self._purgatory = purgatory
         self._predicate = predicate
         self._keys = tuple(keys) if isinstance(keys, Iterator) else keys
@@ -124,13 +133,12 @@ class PredicateTarget(Target[Any]):
         """Its last value, in a tuple, if that was true."""
         self._error: BaseException | None = None
 
-    def wait(self, seconds: float, scope: CancelScope) -> Coroutine[Any, Any, Any]:
-        self._scope = scope
+    def wait(self, seconds: float) -> Awaitable[Any]:
         return self._purgatory.wait_for(self, self._keys, seconds)
 
     def __call__(self) -> Any:
         """The predicate of the wait."""
-        if self._scope.cancel_called:  # a value taken now could not be returned
+        if self._poll.is_interrupted:  # a value taken now could not be returned
             return None
         try:
             value = self._predicate()
@@ -141,7 +149,7 @@ class PredicateTarget(Target[Any]):
 
     async def _await(self, awaitable: Awaitable[Any]) -> Any:
         try:
-            value = await cancelled_once(awaitable, self._scope)
+            value = await awaitable
         except BaseException as error:
             self._error = error
             raise
@@ -176,25 +184,23 @@ class PredicateTarget(Target[Any]):
 
 @final
 class AwaitableTarget(Target[T]):
-    """Any awaitable, with a time limit."""
+    """Any awaitable. It has no deadline of its own."""
 
-    __slots__ = ("_awaitable", "_awaited", "_limit")
+    __slots__ = ("_awaitable", "_awaited")
+
+    has_deadline = False
 
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self._awaitable = awaitable
         self._awaited = False
 
-    async def wait(self, seconds: float, scope: CancelScope) -> T:
-        self._limit = timeout(seconds)
-        async with self._limit:
-            self._awaited = True
-            return await cancelled_once(self._awaitable, scope)
+    def wait(self, seconds: float) -> Awaitable[T]:
+        del seconds
+        self._awaited = True
+        return self._awaitable
 
     def ending(self, error: Exception | None) -> Ending | None:
-        if error is None:
-            return Ending.SATISFIED
-        is_late = self._awaited and self._limit.expired() and isinstance(error, TimeoutError)
-        return Ending.DEADLINE if is_late else None
+        return Ending.SATISFIED if error is None else None
 
     def discard_unawaited(self) -> None:
         """Closes or cancels an awaitable that was not awaited, so that Python does not warn."""
@@ -203,44 +209,3 @@ class AwaitableTarget(Target[T]):
                 if hasattr(self._awaitable, method):
                     getattr(self._awaitable, method)()
                     return
-
-
-async def cancelled_once(awaitable: Awaitable[T], scope: CancelScope) -> T:
-    """Awaits foreign code, which `scope` cancels once, as `Task.cancel` would."""
-    value: Any = None
-    with CancelScope() as cleanup:
-        value = await _CancelledOnce(_awaited(awaitable), scope, cleanup)
-    return cast("T", value)
-
-
-@final
-class _CancelledOnce(Generator[Any, Any, Any]):
-    """The steps of a coroutine; after the first cancellation by `scope`, `cleanup`, a scope within
-    it, is shielded."""
-
-    __slots__ = ("_cleanup", "_coroutine", "_scope")
-
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], scope: CancelScope, cleanup: CancelScope
-    ) -> None:
-        self._coroutine = coroutine
-        self._scope = scope
-        self._cleanup = cleanup
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self
-
-    def send(self, value: Any) -> Any:
-        return self._coroutine.send(value)
-
-    def throw(self, error: Any, *traceback: Any) -> Any:
-        if isinstance(error, CancelledError) and self._scope.cancel_called:
-            self._cleanup.shield = True
-        try:
-            return self._coroutine.throw(error, *traceback)
-        finally:
-            del error, traceback  # which would make a cycle with the frame of this call
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable

@@ -45,6 +45,8 @@ from purgatory.asgi._request import Scope, header_values, query_parameter
 
 if TYPE_CHECKING:
     from purgatory.relay import Relay
+else:
+    Relay = Any  # for `get_type_hints`: the package is imported only where it is in use
 
 K = TypeVar("K", bound=Hashable)
 
@@ -52,7 +54,8 @@ MAX_VERSION: Final = 2**53 - 1
 """Greatest version that a client may name: a relay's versions are bounded, and are exact in
 JSON."""
 
-_ENTITY_TAG = regex(r'(?:W/)?"([^"]*)"')
+_ENTITY_TAG = regex(r'"([^"]*)"|([^\s,"]+)')
+"""A tag in a header, or one that has lost its quotes on the way."""
 _VERSION = regex(r"(0|[1-9][0-9]{0,18})(?![0-9])")
 """The number of a tag; a proxy may have added a suffix to it."""
 
@@ -80,6 +83,7 @@ class Versions(Generic[K]):
         "_binding",
         "_bumps",
         "_epoch",
+        "_waits",
         "index_parameter",
         "relay",
         "thresholds",
@@ -93,7 +97,7 @@ class Versions(Generic[K]):
         epoch: str | None = None,
         unchanged: Literal[204, 304] = 304,
         index_parameter: str = "index",
-        relay: "Relay | None" = None,
+        relay: Relay | None = None,
     ) -> None:
         if relay is not None:
             if thresholds is not None or epoch is not None:
@@ -124,6 +128,8 @@ class Versions(Generic[K]):
             self._binding, self._bump_from_threads
         )
         """Bumps from other threads: keys, and the number of bumps for each."""
+        self._waits: dict[K, dict[int, tuple[Poll, int]]] = {}
+        """The polls that wait for each key, and for which version."""
 
     @property
     def epoch(self) -> str:
@@ -160,9 +166,7 @@ class Versions(Generic[K]):
         """
         self._refuse_relay("bump", key, "bump")
         self._bind("bump {}", key)
-        version = self.version(key) + 1
-        self.thresholds.advance(key, version)
-        return version
+        return self._advance(key, 1)
 
     def bump_threadsafe(self, key: K) -> None:
         """Has `bump(key)` called on the loop soon; may be called from any thread, for instance by a
@@ -225,7 +229,7 @@ class Versions(Generic[K]):
         self._bind("wait for {}", key)
         version = self.version(key)
         if self.has_seen(poll.scope, version):
-            outcome = await poll.reach(self.thresholds, key, version + 1)
+            outcome = await self.reach(poll, key, version + 1)
         else:
             outcome = poll.at_once(version)
         if outcome.ending is not Ending.SATISFIED and outcome.ending is not Ending.DEADLINE:
@@ -239,12 +243,43 @@ class Versions(Generic[K]):
             outcome, ending=Ending.SATISFIED, value=now, status=status, headers=headers, reason=""
         )
 
+    async def reach(self, poll: Poll, key: K, version: int) -> Outcome[int]:
+        """Waits until the version of `key` is at least `version`, as `Poll.reach`; or until a key
+        that was forgotten meanwhile has a version again, which is lower.
+
+        Returns:
+            As `Poll.reach`; after a forgotten key the value may be None.
+        """
+        if self.relay is not None:
+            return await poll.reach(self.thresholds, key, version)
+        waits = self._waits.setdefault(key, {})
+        wait = (poll, version)
+        waits[id(wait)] = wait
+        try:
+            return await poll.reach(self.thresholds, key, version)
+        finally:
+            del waits[id(wait)]
+            if not waits:
+                self._waits.pop(key, None)
+
+    def _advance(self, key: K, times: int) -> int:
+        """Raises the version of `key`, and returns it."""
+        was_forgotten = self.thresholds.value(key) is None  # or it never had a version
+        version = self.version(key) + times
+        self.thresholds.advance(key, version)
+        if was_forgotten:
+            for poll, awaited in tuple(self._waits.get(key, {}).values()):
+                if awaited > version:
+                    poll.interrupt(Ending.SATISFIED)
+        return version
+
     def _named(self, scope: Scope) -> Iterator[int | None]:
         """The versions that a request names, `None` for tags of other epochs."""
         conditions = header_values(scope, b"if-none-match")
         if not conditions:
             return iter([self.parse(query_parameter(scope, self.index_parameter) or "")])
-        return (self.parse(tag) for value in conditions for tag in _ENTITY_TAG.findall(value))
+        tags = (found for value in conditions for found in _ENTITY_TAG.findall(value))
+        return (self.parse(quoted or bare) for quoted, bare in tags)
 
     def _refuse_relay(self, action: str, key: K, method: str) -> None:
         if self.relay is not None:
@@ -265,12 +300,12 @@ class Versions(Generic[K]):
     def _bump_from_threads(self, bumps: Iterable[tuple[K, int]]) -> None:
         for key, times in _merged(bumps):
             try:
-                self.thresholds.advance(key, self.version(key) + times)
+                self._advance(key, times)
             except Exception as error:
                 message = f"cannot bump {describe(key)}, as another thread requested"
                 self._binding.loop.call_exception_handler({"message": message, "exception": error})
 
-    async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
+    async def _changed_in(self, relay: Relay, poll: Poll, key: str) -> Outcome[int]:
         """`changed` with a relay. A client that has seen a version of its epoch waits, even while
         the store is unreachable. A client that has seen no version needs the current one, and is
         then refused with 503."""
@@ -308,7 +343,7 @@ class _RelayThresholds:
 
     __slots__ = ("_epoch", "_relay")
 
-    def __init__(self, relay: "Relay", epoch: str | None = None) -> None:
+    def __init__(self, relay: Relay, epoch: str | None = None) -> None:
         self._relay, self._epoch = relay, epoch
 
     async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:

@@ -18,32 +18,31 @@ that is refused is 200, too, and ends at once:
     GET /news/events                              : 768 polls are open already
                                                   retry: 5000
 
-`sse-starlette` makes the stream itself: its format and its pings. It ends when the client
-disconnects and when the server stops; browsers then reconnect by themselves.
+A stream ends when the client disconnects and when its polls stop, not before: within the `grace` of
+the polls it continues. Browsers then reconnect by themselves.
 
 A client that has stopped reading blocks `send`. Its stream is cut off after `send_timeout`, and a
 second after the stop. A browser that was only slow resumes after its last whole event.
 """
 
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from asyncio import Lock, create_task, get_running_loop, sleep
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from inspect import isawaitable
 from math import inf
-from typing import Any, Final, TypeVar
+from re import compile as regex
+from typing import Any, Final, TypeAlias, TypeVar
 
-from anyio import move_on_after, sleep_forever
-
+from purgatory import timeout
 from purgatory._core.errors import how_to_install
 
 try:
-    from sse_starlette import EventSourceResponse, ServerSentEvent
+    from starlette.responses import PlainTextResponse, Response
 except ImportError as error:
-    raise ImportError(
-        f"purgatory.asgi.sse needs sse-starlette: {how_to_install('asgi')}"
-    ) from error
-from starlette.responses import PlainTextResponse, Response
+    raise ImportError(f"purgatory.asgi.sse needs Starlette: {how_to_install('asgi')}") from error
 
 from purgatory.asgi._outcome import Outcome
 from purgatory.asgi._poll import Poll
-from purgatory.asgi._request import Message, Receive, Scope, Send, header_values, query_parameter
+from purgatory.asgi._request import Receive, Scope, Send, header_values, query_parameter
 from purgatory.asgi._versions import Versions
 
 __all__ = ["event_source"]
@@ -52,14 +51,21 @@ MIN_RETRY: Final = 5
 """Seconds after which a browser returns to a stream that was refused, at least. By default it
 returns after about three, and it never waits longer from one refusal to the next."""
 
+PING: Final = b": ping\r\n\r\n"
+HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""No cache keeps a stream, and nginx does not buffer it."""
+
+_LINE_END = regex(r"\r\n|\r|\n")
+
 K = TypeVar("K", bound=Hashable)
+Events: TypeAlias = Iterable[tuple[int, Any]]
 
 
 def event_source(
     poll: Poll,
     versions: Versions[K],
     key: K,
-    read: Callable[[int], Iterable[tuple[int, Any]]],
+    read: Callable[[int], Events | Awaitable[Events]],
     *,
     ping: float = 15.0,
     send_timeout: float = 60.0,
@@ -70,18 +76,19 @@ def event_source(
     Args:
         poll: the request's poll, which counts as open until the stream ends.
         versions: the versions of `key`.
-        key: whose versions.
+        key: the key of the versions.
         read: is called with the last version that the client has, 0 if it has none of this epoch,
             and returns what came after it: pairs of a version and the data of its event, in order.
+            It may be asynchronous, for instance a query.
         ping: seconds between two comments that keep the connection alive; 0 for none.
         send_timeout: seconds for which the client may take no data, more than zero, before the
             stream is cut off; `inf` for no limit. The server and the network buffer some data, and
             this time begins when their buffers are full.
 
     Returns:
-        An `EventSourceResponse`; or, if too many polls are open or the server stops, a stream
-        without events that ends at once, and brings the browser back after `retry_after` of the
-        polls, 5 seconds at least; or 400 for a malformed wait.
+        A streaming response; or, if too many polls are open or the server stops, a stream without
+        events that ends at once, and brings the browser back 4 seconds later than the
+        `Retry-After` of the refusal; or 400 for a malformed wait.
 
     Raises:
         ValueError: `ping` is negative, infinite or NaN, or `send_timeout` is not above zero.
@@ -100,65 +107,99 @@ def event_source(
         key
     ):  # the key was forgotten, and counts from 0 again
         seen = 0
-    events = _events(poll, versions, key, read, seen)
-    return _Stream(poll, send_timeout, events, ping=ping)
+    return _Stream(poll, _events(poll, versions, key, read, seen), ping, send_timeout)
 
 
-class _Stream(EventSourceResponse):
-    """A stream that ends if its client does not read.
-
-    `EventSourceResponse` has a `send_timeout`, too, which limits neither the first nor the last
-    message, and raises an error for the server to log.
+class _Stream(Response):
+    """A response that sends events as they come, and pings.
 
     Args:
         poll: is held.
-        send_timeout: in seconds, for each message.
-        content, options: as `EventSourceResponse`.
+        events: encoded events.
+        ping: seconds between two pings; 0 for none.
+        send_timeout: limit of each send, in seconds.
     """
 
-    def __init__(self, poll: Poll, send_timeout: float, content: Any, **options: Any) -> None:
-        super().__init__(content, **options)
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, poll: Poll, events: AsyncIterator[bytes], ping: float, send_timeout: float
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(HEADERS)
         self._poll = poll
-        self._seconds = send_timeout
+        self._events = events
+        self._ping = ping
+        self._send_timeout = send_timeout
+        self._sending = Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            with move_on_after(self._seconds):
-                await send(message)
-                return
-            self._poll.cut_off()
-            await sleep_forever()  # until the cancellation arrives: later events may not be sent
+        del receive  # the poll listens to the client
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await self._send(send, "start", **start)
+        if scope["method"] != "HEAD":
+            pings = create_task(self._send_pings(send)) if self._ping else None
+            try:
+                async for event in self._events:
+                    await self._send(send, "body", body=event, more_body=True)
+            finally:
+                if pings is not None:
+                    pings.cancel()
+        await self._send(send, "body", body=b"", more_body=False)
+        if self.background is not None:
+            await self.background()
 
-        await super().__call__(scope, receive, send_in_time)
+    async def _send_pings(self, send: Send) -> None:
+        while True:
+            await sleep(self._ping)
+            await self._send(send, "body", body=PING, more_body=True)
+
+    async def _send(self, send: Send, kind: str, **parts: Any) -> None:
+        """Sends a message, or has the request cut off if that takes too long."""
+        try:
+            async with self._sending, timeout(self._send_timeout):
+                await send({"type": f"http.response.{kind}", **parts})
+        except TimeoutError:
+            self._poll.cut_off()
+            # Until the cancellation arrives: later events may not be sent.
+            await get_running_loop().create_future()
 
 
 def _refused(refusal: Outcome[Any]) -> Response:
     """The response for a stream that may not be open."""
     if "Retry-After" not in refusal.headers:
         return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
-    seconds = max(int(refusal.headers["Retry-After"]), MIN_RETRY)
-    headers = {**refusal.headers, "Cache-Control": "no-store"}
+    seconds = int(refusal.headers["Retry-After"]) + MIN_RETRY - 1  # keeps the jitter
+    headers = {**refusal.headers, **HEADERS}
     content = f": {refusal.reason}\nretry: {1000 * seconds}\n\n"
     return Response(content, headers=headers, media_type="text/event-stream")
+
+
+def _encoded(tag: str, data: Any) -> bytes:
+    """An event; data of several lines has as many fields."""
+    lines = "".join(f"data: {line}\r\n" for line in _LINE_END.split(str(data)))
+    return f"id: {tag}\r\n{lines}\r\n".encode()
 
 
 async def _events(
     poll: Poll,
     versions: Versions[K],
     key: K,
-    read: Callable[[int], Iterable[tuple[int, Any]]],
+    read: Callable[[int], Events | Awaitable[Events]],
     seen: int,
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncIterator[bytes]:
     poll.timeout = inf
     now = versions.version(key) if versions.relay is None else 0
     while True:
-        for version, data in read(seen):
+        found = read(seen)
+        for version, data in await found if isawaitable(found) else found:
             seen = version
-            yield ServerSentEvent(data, id=versions.tag(version))
+            yield _encoded(versions.tag(version), data)
         seen = max(seen, now)  # a version need not have an event
-        outcome = await poll.reach(versions.thresholds, key, seen + 1)
+        outcome = await versions.reach(poll, key, seen + 1)
         if not outcome.is_satisfied:
             return
         now = versions.version(key) if versions.relay is None else outcome.value or 0
-        if now <= seen:  # a relay has begun a new epoch
+        if now <= seen:  # the key was forgotten, or a relay has begun a new epoch
             seen = 0

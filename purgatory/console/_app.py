@@ -9,9 +9,9 @@ GET /worker   the id of the worker that answers, and the number of its waits
 """
 
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 from inspect import isawaitable
 from json import dumps
-from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
@@ -34,13 +34,16 @@ from purgatory.console._feed import STATE, Feed
 if TYPE_CHECKING:
     from purgatory.metrics import Meter, StreamMeter
     from purgatory.relay import Relay
+else:
+    Meter = StreamMeter = Relay = Any  # for `get_type_hints`
 
 Authorize = Callable[[Scope], bool | Awaitable[bool]]
 
 MAX_WAIT: Final = 25.0
 """Seconds that a page waits for a version at most; there is one each `refresh`."""
 
-PAGE: Final = Path(__file__).with_name("page.html")
+PAGE: Final = files("purgatory.console") / "page.html"
+"""Read through its loader, which may be an archive's."""
 
 QUERY: Final = "%&=+;:@/?~!$'()*,-._"
 """Characters of a query that need no escape."""

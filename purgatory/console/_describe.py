@@ -250,7 +250,7 @@ def _histogram(histogram: "Histogram") -> dict[str, Any]:
 def describe_polls(polls: LongPolls) -> dict[str, Any]:
     """An application's long polls."""
     endings = {ending.value: count for ending, count in polls.endings.items()}
-    max_open = None if polls.max_open is None or isinf(polls.max_open) else polls.max_open
+    max_open = None if isinf(polls.max_open) else polls.max_open
     return _fields(polls, "open", "is_stopping") | {"maxOpen": max_open, "endings": endings}
 
 

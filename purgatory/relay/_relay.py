@@ -557,7 +557,7 @@ class Relay:
                 )
 
     def introduce(self, about: About) -> None:
-        """Lists this process among the `workers` of the others; `purgatory.asgi.console` does so.
+        """Lists this process among the `workers` of the others; `purgatory.console` does so.
 
         Args:
             about: returns this process's details: JSON of at most 4,000 bytes, which all users of

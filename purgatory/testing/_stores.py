@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
     from purgatory.relay import Store, StoreWithDeliveries
+else:
+    Store = Any  # for `get_type_hints`
 
 Make = Callable[[], "Store"]
 """Makes another object for the same store, which is empty at the beginning of a check."""

@@ -4,6 +4,7 @@ in each framework, with another handler in a thread; the dependency of FastAPI."
 import asyncio
 import json
 import logging
+import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from litestar.types import Scope as LitestarScope
 from loops import on_asyncio
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -27,6 +29,7 @@ from starlette.websockets import WebSocket
 
 from purgatory import Purgatory, ThresholdPurgatory, WrongLoop
 from purgatory.asgi import Ending, LongPolls, Outcome, Poll, PollEnded, Versions
+from purgatory.asgi._outcome import framework_of, outcome_of
 from purgatory.asgi.fastapi import RESPONSES, long_poll
 
 FORMS = ["result", "response", "outcome"]
@@ -42,7 +45,9 @@ class Service:
     """The parts that the applications of all frameworks share."""
 
     form: str
-    polls: LongPolls = field(default_factory=lambda: LongPolls(max_wait=60, max_open=2))
+    polls: LongPolls = field(
+        default_factory=lambda: LongPolls(max_wait=60, max_open=2, retry_jitter=0)
+    )
     jobs: Purgatory[Any] = field(default_factory=lambda: Purgatory("jobs"))
     results: dict[str, Any] = field(default_factory=dict)
     versions: Versions[str] = field(default_factory=Versions)
@@ -191,6 +196,7 @@ async def test_each_ending_is_answered_as_its_outcome_says(framework, form):
     service = Service(form)
     async with asking(APPS[framework](service)) as ask:
         status, headers, body = await (await ask("/jobs?wait=0.1")).answer()
+        assert headers["cache-control"] == "no-store"
         assert (status, headers["preference-applied"], body) == (204, "wait=0.1", b"")
         assert headers.get("content-length", "0") == "0"
         status, headers, body = await (await ask("/jobs?wait=soon")).answer()
@@ -307,6 +313,115 @@ async def test_a_handler_of_the_application_may_answer_instead():
     app.add_middleware(service.polls.middleware)
     async with asking(app) as ask:
         assert (await (await ask("/jobs?wait=0")).answer())[::2] == (418, b"deadline")
+
+
+@on_asyncio
+@pytest.mark.parametrize("is_plain", [False, True])
+async def test_override_of_http_exceptions_answers_what_has_a_body(is_plain):
+    service = Service("result")
+    app = fastapi.FastAPI()
+
+    @app.get("/jobs")
+    async def result(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
+        return await service.answer(poll)
+
+    async def answer(_: fastapi.Request, error: HTTPException) -> Any:  # as in FastAPI's docs
+        return fastapi.responses.PlainTextResponse(str(error.detail), error.status_code)
+
+    def plain(_: fastapi.Request, error: HTTPException) -> Any:
+        return fastapi.responses.PlainTextResponse(str(error.detail), error.status_code)
+
+    app.exception_handler(HTTPException)(plain if is_plain else answer)
+    app.add_middleware(service.polls.middleware)
+    async with asking(app) as ask:
+        status, headers, body = await (await ask("/jobs?wait=0.01")).answer()
+        assert (status, body, headers["preference-applied"]) == (204, b"", "wait=0.01")
+        service.polls.stop()
+        status, headers, body = await (await ask("/jobs")).answer()
+        assert (status, body) == (503, b"the server is stopping")
+        assert headers["content-type"].startswith("text/plain")
+
+
+TRACKED = """
+import sys
+import sentry_sdk
+
+events, framework = [], sys.argv[1]
+options = {}
+if framework == "litestar":
+    from purgatory.asgi import PollEnded
+    options["ignore_errors"] = [PollEnded]
+sentry_sdk.init("http://key@127.0.0.1:9/1", before_send=lambda event, _: events.append(event), traces_sample_rate=1.0,
+                before_send_transaction=lambda *_: None, **options)
+
+from purgatory import Purgatory
+from purgatory.asgi import LongPolls
+
+jobs, polls = Purgatory(), LongPolls(signals=())
+
+async def answer(scope):
+    value = await polls.poll(scope).result(jobs, lambda: None, ["job"])
+
+if framework == "litestar":
+    from litestar import Litestar, get
+    from litestar.testing import TestClient
+    from litestar.types import Scope
+
+    @get("/jobs")
+    async def result(scope: Scope) -> None:
+        await answer(scope)
+
+    @get("/broken")
+    async def broken() -> None:
+        raise LookupError
+
+    app = Litestar([result, broken], middleware=[polls.middleware])
+else:
+    from fastapi import FastAPI, Request
+    from starlette.applications import Starlette
+    from starlette.testclient import TestClient
+    app = FastAPI() if framework == "fastapi" else Starlette()
+
+    async def result(request: Request):
+        await answer(request.scope)
+
+    async def broken(request: Request):
+        raise LookupError
+
+    app.add_route("/jobs", result)
+    app.add_route("/broken", broken)
+    app.add_middleware(polls.middleware)
+
+with TestClient(app, raise_server_exceptions=False) as client:
+    statuses = [client.get(f"/jobs?wait={wait}").status_code for wait in ("0", "soon")]
+    polls.stop()
+    statuses.append(client.get("/jobs").status_code)
+    print(statuses, len(events))
+    print(client.get("/broken").status_code, len(events))
+"""
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "starlette", "litestar"])
+def test_sentry_starts_and_gets_no_event_for_an_ending(framework, program):
+    printed = program("-c", TRACKED, framework).stdout.splitlines()
+    assert printed == ["[204, 400, 503] 0", "500 1"]
+
+
+@in_each
+def test_poll_ended_survives_pickle(framework):
+    for ending in (Ending.STOPPING, Ending.DEADLINE):
+        application = {
+            "fastapi": fastapi.FastAPI,
+            "starlette": Starlette,
+            "litestar": lambda: litestar.Litestar([]),
+            "plain": object,
+        }[framework]()
+        scope = {"type": "http", "app": application}
+        outcome = outcome_of(ending, None, scope, None, 3)
+        for kind in framework_of(scope)[1:]:
+            ended = pickle.loads(pickle.dumps(kind(outcome, scope)))
+            assert type(ended) is kind and ended.outcome == outcome
+            assert str(ended) == str(kind(outcome, scope))
 
 
 @pytest.mark.parametrize("annotation", [Annotated[Poll, long_poll], Poll])

@@ -63,7 +63,9 @@ async def test_each_ending_is_one_answer_and_event(way, how):
     (ending, status, headers, state, cause), listener, meter = ENDS[how], Listener(), Meter()
     started: list[object] = []
     listener.operation_started = lambda it: started.append(id(it))  # type: ignore[attr-defined]
-    service = Service(way, retry_after=2.5, name="board", observer=[listener, meter])
+    service = Service(
+        way, retry_after=2.5, retry_jitter=0, name="board", observer=[listener, meter]
+    )
     request = Request(service.app, b"wait=5")
     await asyncio.sleep(1)
     assert (service.polls.open, len(started), listener.ended) == (1, 1, [])
@@ -142,7 +144,7 @@ async def test_wait_that_cannot_begin_ends_at_once(way, before, query, status):
 @on_virtual_time
 async def test_refused_poll_notifies_only_after_starting():
     listener = Listener()
-    service = Service(max_open=2, observer=listener)
+    service = Service(max_open=2, retry_jitter=0, observer=listener)
     service.purgatory = Purgatory(max_pending=1)
     first = Request(service.app)
     await asyncio.sleep(1)
@@ -495,6 +497,53 @@ async def test_client_has_no_more_than_its_share():
     service.check_nothing_is_left()
 
 
+@on_virtual_time
+@pytest.mark.parametrize("max_open", [2, 4])
+async def test_newest_poll_of_a_client_replaces_its_oldest(max_open):
+    service = Service(max_open=max_open, max_per_client=2, replace_oldest=True)
+    polls = []
+    for _ in range(4):
+        polls.append(Request(service.app))
+        await asyncio.sleep(1)
+    assert service.polls.open == 2
+    assert [each.reason for each in service.outcomes] == [
+        "a newer poll of this client has replaced it"
+    ] * 2
+    service.satisfy()
+    assert [(await request.done()).status for request in polls] == [503, 503, 200, 200]
+    service.check_nothing_is_left()
+    with pytest.raises(ValueError, match="replace_oldest needs max_per_client, which is None"):
+        LongPolls(replace_oldest=True)
+
+
+@on_virtual_time
+async def test_retry_after_of_a_restart_is_spread():
+    service = Service(retry_after=2.5, retry_jitter=7)
+    service.polls.stop()
+    pauses = {int((await Request(service.app).done()).headers["retry-after"]) for _ in range(300)}
+    assert pauses == set(range(3, 11))
+
+
+@on_virtual_time
+@pytest.mark.parametrize("own", [None, "private, max-age=5"])
+async def test_answer_of_a_poll_is_kept_by_no_cache(own):
+    service = Service()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["query_string"]:
+            await service.wait(service.polls.poll(scope))
+        headers = [] if own is None else [(b"Cache-Control", own.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    service.answer = answer
+    request = await Request(service.app, b"wait=1").done()
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    assert headers == {"cache-control": own or "no-store"}
+    if own is None:
+        assert (await Request(service.app).done()).headers == {}  # this was no poll
+
+
 @pytest.mark.parametrize(
     ("name", "values", "complaint"),
     [
@@ -502,8 +551,9 @@ async def test_client_has_no_more_than_its_share():
         ("max_wait", [nan], "cannot be NaN"),
         ("default_wait", [61.0, -1.0], "must be from 0 to max_wait (60.0), not {}"),
         ("spread", [1.5, -0.1, nan], "must be a fraction from 0 to 1, not {}"),
-        ("max_open", [0, nan], "must be at least 1, or None for no limit, not {}"),
-        ("max_per_client", [0, nan], "must be at least 1, or None for no limit, not {}"),
+        ("max_open", [0, nan], "must be at least 1, not {}"),
+        ("max_per_client", [0, nan], "must be at least 1, not {}"),
+        ("retry_jitter", [-1.0, inf], "must be a finite number of seconds, zero or more, not {}"),
         ("retry_after", [-1.0, inf], "must be a finite number of seconds, zero or more, not {}"),
         ("grace", [-1.0, inf], "must be a finite number of seconds, zero or more, not {}"),
         ("grace", [nan], "cannot be NaN"),
@@ -524,7 +574,7 @@ def test_option_out_of_bounds_is_refused(name, values, complaint):
 @pytest.mark.parametrize(
     ("options", "max_open", "is_warned_of"),
     [
-        ({"max_open": None}, None, True),
+        ({"max_open": inf}, inf, True),
         ({"max_open": 1024}, 1024, True),
         ({"max_open": 1023}, 1023, False),
         ({}, 768, False),
@@ -573,7 +623,7 @@ async def test_thousands_end_over_several_iterations(way, end):
     await asyncio.sleep(1)
     if end == "stop":
         service.polls.stop()
-        await iterations(1)
+        await iterations(3)
         assert 0 < service.polls.open < 2000
     else:
         for request in requests:
@@ -821,9 +871,9 @@ def running(work: Callable[[], Any], way: str = "run") -> Service:
 
 @on_virtual_time
 @pytest.mark.parametrize("end", [Ending.DEADLINE, Ending.GONE, Ending.STOPPING])
-@pytest.mark.parametrize("is_in_group", [False, True])
+@pytest.mark.parametrize("inside", ["itself", "a group", "a task", "gather", "its own task"])
 @pytest.mark.parametrize("way", ["run", "predicate"])
-async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group, way):
+async def test_ended_awaitable_is_cancelled_once_and_awaited(end, inside, way):
     work = Work()
 
     async def group() -> None:
@@ -831,7 +881,14 @@ async def test_ended_awaitable_is_cancelled_and_awaited(end, is_in_group, way):
             group.create_task(work())
             group.create_task(asyncio.sleep(100))
 
-    service = running(group if is_in_group else work, way)
+    async def task() -> None:
+        await asyncio.create_task(work())
+
+    async def gather() -> None:
+        await asyncio.gather(work(), asyncio.sleep(100))
+
+    ways = {"itself": work, "a group": group, "a task": task, "gather": gather}
+    service = running(ways.get(inside, lambda: asyncio.ensure_future(work())), way)
     request = Request(service.app, b"wait=5")
     await asyncio.sleep(2)
     if end is Ending.GONE:

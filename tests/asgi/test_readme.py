@@ -73,7 +73,6 @@ def test_news_and_sockets_are_answered(app):
             assert websocket.receive_json() == "done"
 
 
-@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 @on_virtual_time
 async def test_the_news_are_streamed(app):
     app.news.append("hello")

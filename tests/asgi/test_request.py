@@ -81,6 +81,23 @@ async def test_long_body_is_read_at_applications_pace(read_ahead, chunk, count, 
     assert listener.notified == ["left"]
 
 
+@on_virtual_time
+@pytest.mark.parametrize("body", [b"", b"body"])
+async def test_receive_that_never_blocks_does_not_stop_the_loop(body):
+    calls = 0
+
+    async def receive() -> Message:
+        nonlocal calls
+        calls += 1
+        assert calls < 1000
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    service = Service()
+    scope = {"type": "http", "headers": [], "query_string": b"wait=0.3"}
+    await service.app(scope, receive, Request(nobody).send)
+    assert (asyncio.get_running_loop().time(), calls) == (0.3, 2)
+
+
 async def test_removed_listener_is_not_notified():
     client, request, first = client_and_request()
     second, third = Listener(), Listener()

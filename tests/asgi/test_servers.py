@@ -6,7 +6,7 @@ import json
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from gzip import decompress
 from importlib.util import find_spec
@@ -60,8 +60,43 @@ LoadModule deflate_module {modules}/mod_deflate.so
 AddOutputFilterByType DEFLATE application/json text/event-stream
 ProxyPass / http://127.0.0.1:{server}/
 """
-MODULES = Path("/usr/lib/apache2/modules")  # of Debian
+NGINX_CACHE = NGINX.replace(
+    "gzip on;",
+    "proxy_cache_path {folder}/cache keys_zone=c:1m; proxy_cache_valid any 1h; proxy_cache c;",
+)
+APACHE_CACHE = """
+LoadModule cache_module {modules}/mod_cache.so
+LoadModule cache_socache_module {modules}/mod_cache_socache.so
+LoadModule socache_shmcb_module {modules}/mod_socache_shmcb.so
+CacheSocache shmcb
+CacheEnable socache /
+"""
+VARNISH = """
+vcl 4.1;
+backend default {{ .host = "127.0.0.1"; .port = "{server}"; }}
+"""
+MODULES = Path("/usr/lib/apache2/modules")  # where Debian has them
 PROXIES = {"nginx": ("-c", NGINX), "apache2": ("-DFOREGROUND", "-f", APACHE)}
+"""By name of the program: its options, the last of which names the configuration."""
+CACHES = {
+    "nginx": ("-c", NGINX_CACHE),
+    "apache2": ("-DFOREGROUND", "-f", APACHE + APACHE_CACHE),
+    "varnishd": (
+        *[
+            "-F",
+            "-j",
+            "none",
+            "-s",
+            "malloc,16m",
+            "-n",
+            "{folder}/n",
+            "-a",
+            "127.0.0.1:{port}",
+            "-f",
+        ],
+        VARNISH,
+    ),
+}
 
 HYPERCORN = ["hypercorn", "--bind=127.0.0.1:{port}", "--log-level=warning", "--keep-alive=60"]
 GUNICORN = ["gunicorn", "--bind=127.0.0.1:{port}", "--log-level=warning"]
@@ -92,20 +127,21 @@ async def server(kind: str, tmp_path: Path) -> AsyncIterator[Server]:
         unavailable(f"needs {module}: pip install {module}")
     async with (
         running(ROWS[kind]) as server,
-        behind(kind, tmp_path, server) if kind in PROXIES else nullcontext(),
+        behind(kind, PROXIES, tmp_path, server) if kind in PROXIES else nullcontext(),
     ):
         yield server
 
 
 @asynccontextmanager
-async def behind(program: str, folder: Path, server: Server) -> AsyncIterator[None]:
+async def behind(
+    program: str, proxies: Mapping[str, tuple[str, ...]], folder: Path, server: Server
+) -> AsyncIterator[None]:
     """Puts a proxy in front of a server."""
-    command = need(program, f"needs {program}: apt-get install {program}")
-    *options, configuration = PROXIES[program]
+    command = need(program, f"needs {program}: apt-get install {program.removesuffix('d')}")
     file, own, server.port = folder / "configuration", server.port, free_port()
-    file.write_text(
-        configuration.format(folder=folder, modules=MODULES, port=server.port, server=own)
-    )
+    places = {"folder": folder, "modules": MODULES, "port": server.port, "server": own}
+    *options, configuration = (each.format(**places) for each in proxies[program])
+    file.write_text(configuration)
     process = await asyncio.create_subprocess_exec(command, *options, file)
     try:
         async with asyncio.timeout(60):
@@ -216,6 +252,46 @@ async def test_events_arrive_while_their_stream_is_open(kind, server):
             await client.reader.readline()
     await server.until(lambda stats: stats["open"] == 1)
     client.hang_up()
+
+
+@on_asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", CACHES)
+async def test_no_cache_answers_a_poll(cache, tmp_path):
+    async with running(UVICORN) as server, behind(cache, CACHES, tmp_path, server):
+        client = await server.connect()
+
+        async def get(target: str, headers: str = "") -> tuple[int, dict[str, str], bytes]:
+            client.send(target, headers=headers)
+            return await client.answer()
+
+        for polls in (1, 2, 3):
+            assert (await get("/poll?key=never&wait=0"))[0] == 204
+            assert (await server.ask("/stats"))["endings"]["deadline"] == polls
+        status, headers, content = await get("/news")
+        for version in (1, 2):
+            seen = f"if-none-match: {headers['etag']}\r\n"
+            assert (await get("/news?wait=0", seen))[0] == 304
+            await server.ask("/news", "POST")
+            status, headers, content = await get("/news")
+            assert (status, json.loads(content)["version"]) == (200, version)
+            assert (await get("/news?wait=0", seen))[0] == 200
+        client.hang_up()
+
+
+@on_asyncio
+@pytest.mark.slow
+async def test_uvicorn_that_ends_without_a_signal_answers_polls():
+    async with running([*UVICORN, "--limit-max-requests=50"]) as server:
+        polls = await server.open_polls(5, "/poll?key=never&wait=300")
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                await server.ask("/stats")
+        async with asyncio.timeout(60):
+            for connection in polls:
+                assert (await connection.answer())[::2] == (503, b"the server is stopping")
+                connection.hang_up()
+        assert '"stopping": ' in await server.ended()
 
 
 @on_asyncio

@@ -70,7 +70,7 @@ async def test_chains_are_removed_in_any_order(server, leaving, another):
         for _ in range(2):  # installing again wraps once
             chain.install(asyncio.get_running_loop())
     ours: Any = signal.getsignal(NUMBER)
-    assert ours.__self__ is server  # by which sse-starlette finds uvicorn
+    assert ours.__self__ is server  # by which uvicorn is found
     assert not hasattr(ours, "something else")
     if another != "none":
         last = ours if another == "around" else server.handle_exit

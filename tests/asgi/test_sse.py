@@ -17,8 +17,6 @@ from starlette.routing import Route
 from purgatory.asgi import Ending, LongPolls, Versions
 from purgatory.asgi.sse import event_source
 
-pytestmark = pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
-
 
 class News:
     def __init__(self, *items: str, stream: Any = None, **options: Any) -> None:
@@ -149,7 +147,7 @@ async def test_stop_ends_a_stream_that_uvicorn_cannot_send():
 
 @on_virtual_time
 async def test_stream_counts_as_one_open_poll():
-    news = News(max_open=1)
+    news = News(max_open=1, retry_jitter=0)
     stream = Request(news.app)
     await asyncio.sleep(1)
     for number in range(3):
@@ -164,9 +162,9 @@ async def test_stream_counts_as_one_open_poll():
 
 
 @on_virtual_time
-@pytest.mark.parametrize(("retry_after", "retry"), [(1, 5_000), (30, 30_000), (6.5, 7_000)])
+@pytest.mark.parametrize(("retry_after", "retry"), [(1, 5_000), (30, 34_000), (6.5, 11_000)])
 async def test_refused_stream_has_browsers_connect_again(retry_after, retry):
-    news = News(retry_after=retry_after)
+    news = News(retry_after=retry_after, retry_jitter=0)
     news.polls.stop()
     refused = await Request(news.app).done()
     assert refused.status == 200
@@ -175,6 +173,54 @@ async def test_refused_stream_has_browsers_connect_again(retry_after, retry):
     assert refused.headers.items() >= expected.items()
     assert refused.content == b": the server is stopping\nretry: %d\n\n" % retry
     assert news.polls.endings == {Ending.STOPPING: 1}
+
+
+@on_virtual_time
+async def test_read_may_be_asynchronous():
+    news = News("one", "two\r\nlines\n")
+
+    async def read(seen: int) -> list[tuple[int, str]]:
+        await asyncio.sleep(0.5)  # a query
+        return [*enumerate(news.items[seen:], seen + 1)]
+
+    news.read = read  # type: ignore[method-assign, assignment]
+    request = Request(news.app)
+    await asyncio.sleep(0.75)
+    news.publish("three")
+    await asyncio.sleep(1)
+    lines = "id: e-2\r\ndata: two\r\ndata: lines\r\ndata: \r\n\r\n"
+    assert request.content.decode() == event(1, "one") + lines + event(3, "three")
+    news.polls.stop()
+    await request.done()
+    assert request.answer[-1]["more_body"] is False
+
+
+@on_virtual_time
+async def test_stream_follows_a_key_that_was_forgotten():
+    news = News("one", "two", "three")
+    request = Request(news.app)
+    await asyncio.sleep(1)
+    news.versions.thresholds.forget("news")
+    news.items.clear()
+    news.publish("new")
+    await asyncio.sleep(1)
+    assert request.content.decode().endswith(event(3, "three") + event(1, "new"))
+    request.leave()
+    await request.done()
+
+
+@on_virtual_time
+async def test_stream_continues_within_the_grace():
+    news = News(grace=2.0)
+    request = Request(news.app)
+    await asyncio.sleep(1)
+    news.polls.stop()
+    await asyncio.sleep(1)
+    news.publish("late")
+    await request.done()
+    assert asyncio.get_running_loop().time() == 3.0
+    assert request.content.decode() == event(1, "late")
+    assert request.answer[-1]["more_body"] is False
 
 
 async def test_malformed_wait_of_a_stream_is_400():

@@ -1,6 +1,8 @@
 """`IdleTracker`: each silent id is reported once and on time; active ids cost almost nothing."""
 
 import asyncio
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from invariants import check
-from loops import on_virtual_time
+from loops import LOOP_FACTORIES, on_every_loop, on_virtual_time
 
 from purgatory import IdleTracker, PurgatoryClosed
 from purgatory.testing import VirtualTimeLoop
@@ -225,4 +227,36 @@ TestAgainstADictionary = AgainstADictionary.TestCase
 TestAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-# Closing and entering again
+@on_every_loop
+@pytest.mark.asyncio(
+    loop_factories=[kind for kind in ("asyncio", "uvloop") if kind in LOOP_FACTORIES]
+)
+async def test_stall_drops_no_connection_whose_data_waits() -> None:
+    log = IdleLog()
+    tracker: IdleTracker[asyncio.StreamWriter] = IdleTracker(0.2, log)
+    connected = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        tracker.touch(writer)
+        while await reader.read(100):
+            tracker.touch(writer)
+        tracker.remove(writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = server.sockets[0].getsockname()
+        clients = [socket.create_connection(address) for _ in range(9)]
+        while connected < 9:
+            await asyncio.sleep(0.01)
+        for client in clients[1:]:
+            client.send(b"alive")
+        time.sleep(0.5)  # noqa: ASYNC251 - the loop is held up
+        while not log.ids:
+            await asyncio.sleep(0.001)
+        assert len(tracker) == 8  # the silent one alone was dropped
+        for client in clients:
+            client.close()
+        while len(tracker):
+            await asyncio.sleep(0.01)

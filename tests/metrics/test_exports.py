@@ -66,7 +66,7 @@ ODD = '"odd"\n\\name'
 @asynccontextmanager
 async def in_use(folder):
     """A meter, and all that can be shown beside it."""
-    meter, polls = Meter(), LongPolls(max_open=None)
+    meter, polls = Meter(), LongPolls(max_open=inf)
     polls.endings[Ending.DEADLINE] += 3
     versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
     async with (

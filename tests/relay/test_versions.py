@@ -94,7 +94,6 @@ async def test_poll_is_answered_by_what_the_store_has(tmp_path, condition, query
         assert request.headers["etag"] == f'W/"{relay.epoch}-3"'
 
 
-@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 @pytest.mark.parametrize("number", [BEYOND[0], BEYOND[-1]])
 async def test_events_after_an_unknown_id_are_all(tmp_path, number):
     async with Relay(f"file://{tmp_path}") as relay:
@@ -128,7 +127,6 @@ async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path):
         assert waiting.headers["etag"] == f'W/"{relay.epoch}-0"' != f'W/"{epoch}-0"'
 
 
-@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 async def test_events_are_sent_for_versions_of_the_relay(tmp_path):
     async with Relay(f"file://{tmp_path}") as relay:
         worker = Worker(relay)

@@ -3,16 +3,7 @@
 import asyncio
 
 import httpx2
-import pytest
 import uploads
-from sse_starlette.sse import AppStatus
-
-
-@pytest.fixture(autouse=True)
-def no_task_that_looks_for_the_end_of_uvicorn():
-    AppStatus.disable_automatic_graceful_drain()  # it looks twice a second, and virtual time would only serve it
-    yield
-    AppStatus.enable_automatic_graceful_drain_mode()
 
 
 def events(response):
