@@ -200,6 +200,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> Coroutine[Any, Any, Outcome[T]]: ...
     @overload
     def wait_for(
@@ -209,6 +210,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> Coroutine[Any, Any, Outcome[T]]: ...
     def wait_for(
         self,
@@ -217,6 +219,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[Any], object] | None = None,
+        kind: str | None = None,
     ) -> Coroutine[Any, Any, Outcome[Any]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the
         outcome has its first true value.
@@ -229,11 +232,13 @@ class Poll:
                 the task is cancelled before the value is returned, `give_back` is called with it
                 and the keys are checked: the outcome is `GONE`, and the next waiter gets the value.
                 Without `give_back` the value is lost.
+            kind: what figures of the purgatory call this wait; by default as in
+                `Purgatory.wait_for`.
 
         Raises:
             BaseException: what `wait` raises.
         """
-        return self._until(PredicateTarget(self, purgatory, predicate, keys, give_back))
+        return self._until(PredicateTarget(self, purgatory, predicate, keys, give_back, kind))
 
     @overload
     async def result(
@@ -243,6 +248,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> T: ...
     @overload
     async def result(
@@ -252,6 +258,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[T], object] | None = None,
+        kind: str | None = None,
     ) -> T: ...
     async def result(
         self,
@@ -260,6 +267,7 @@ class Poll:
         keys: Iterable[Hashable],
         *,
         give_back: Callable[[Any], object] | None = None,
+        kind: str | None = None,
     ) -> Any:
         """Waits as `wait_for`, and returns the value alone.
 
@@ -269,7 +277,7 @@ class Poll:
                 the middleware does. In a WebSocket they close it with its code and reason.
             BaseException: what `wait` raises.
         """
-        outcome = await self.wait_for(purgatory, predicate, keys, give_back=give_back)
+        outcome = await self.wait_for(purgatory, predicate, keys, give_back=give_back, kind=kind)
         if not outcome.is_satisfied:
             framework, is_socket = framework_of(self.scope), self.scope["type"] == "websocket"
             ended = framework.socket_ended if is_socket else framework.ended
@@ -277,17 +285,24 @@ class Poll:
         return outcome.value
 
     def reach(
-        self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V
+        self,
+        thresholds: ThresholdPurgatory[K, V],
+        key: K,
+        threshold: V,
+        *,
+        kind: str | None = None,
     ) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as
-        `ThresholdPurgatory.wait`; the outcome has the value.
+        `ThresholdPurgatory.wait`; the outcome has the value. `kind` is what figures of the
+        thresholds call this wait.
 
         Raises:
             RuntimeError: this poll waits already.
             BaseException: the exception that `ThresholdPurgatory.fail` was given; the errors of
                 `ThresholdPurgatory.wait`; the exception of the server's `receive`.
         """
-        return self._until(Target(partial(thresholds.wait, key, threshold)))
+        wait = thresholds.wait if kind is None else partial(thresholds.wait, kind=kind)
+        return self._until(Target(partial(wait, key, threshold)))
 
     async def receive(self, relay: Relay, key: str) -> Outcome[bytes]:
         """Waits for at most `timeout` for the value delivered to `key`, as `Relay.receive`; the

@@ -111,10 +111,19 @@ class PredicateTarget(Target[Any]):
 
     Args:
         poll: is not interrupted.
-        purgatory, predicate, keys, give_back: as in `Poll.wait_for`.
+        purgatory, predicate, keys, give_back, kind: as in `Poll.wait_for`.
     """
 
-    __slots__ = ("_error", "_found", "_give_back", "_keys", "_poll", "_predicate", "_purgatory")
+    __slots__ = (
+        "_error",
+        "_found",
+        "_give_back",
+        "_keys",
+        "_kind",
+        "_poll",
+        "_predicate",
+        "_purgatory",
+    )
 
     def __init__(
         self,
@@ -123,18 +132,20 @@ class PredicateTarget(Target[Any]):
         predicate: Callable[[], Any],
         keys: Iterable[Hashable],
         give_back: Callable[[Any], object] | None,
+        kind: str | None,
     ) -> None:
         self._poll = poll
         self._purgatory = purgatory
         self._predicate = predicate
         self._keys = tuple(keys) if isinstance(keys, Iterator) else keys
         self._give_back = give_back
+        self._kind = kind
         self._found: tuple[Any] | None = None
         """Its last value, in a tuple, if that was true."""
         self._error: BaseException | None = None
 
     def wait(self, seconds: float) -> Awaitable[Any]:
-        return self._purgatory.wait_for(self, self._keys, seconds)
+        return self._purgatory.wait_for(self, self._keys, seconds, kind=self._kind)
 
     def __call__(self) -> Any:
         """The predicate of the wait."""

@@ -7,6 +7,7 @@ import gc
 import re
 import resource
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from math import inf, nan
 from typing import Any
@@ -29,6 +30,7 @@ from purgatory import (
     OperationTimeout,
     Purgatory,
     PurgatoryFull,
+    ThresholdPurgatory,
     WrongLoop,
 )
 from purgatory.asgi import Ending, LongPolls, Outcome, Poll
@@ -244,6 +246,61 @@ async def test_raising_give_back_is_reported(reports):
     [report] = reports
     assert "give_back" in report["message"] and type(report["exception"]) is ZeroDivisionError
     service.requests[1].task.cancel()
+
+
+# The context and the name of a wait
+
+
+TENANT: ContextVar[str] = ContextVar("TENANT")
+
+
+@on_virtual_time
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+@pytest.mark.parametrize("by", ["check", "deadline"])
+async def test_predicate_runs_in_the_context_of_its_wait(is_asynchronous, by):
+    listener, seen = Listener(), []
+    purgatory: Purgatory[Any] = Purgatory(observer=listener)
+
+    def look() -> str | None:
+        seen.append(TENANT.get())
+        return seen[-1] if len(seen) > 1 else None
+
+    async def look_later() -> str | None:
+        await asyncio.sleep(0)
+        return look()
+
+    async def wait(poll: Poll) -> Outcome[str]:
+        TENANT.set("the request's")
+        predicate: Any = look_later if is_asynchronous else look
+        return await poll.wait_for(purgatory, predicate, ["key"], kind="mail")
+
+    service = Service(wait)
+    request = Request(service.app, b"wait=5")
+    await asyncio.sleep(1)
+    TENANT.set("another")
+    if by == "check":
+        purgatory.check_and_complete("key")
+    await request.done()
+    assert seen == ["the request's"] * 2
+    assert [(each.ending, each.value) for each in service.outcomes] == [
+        (Ending.SATISFIED, "the request's")
+    ]
+    assert [ended.kind for ended in listener.ended] == ["mail"]
+
+
+@on_virtual_time
+async def test_wait_for_a_threshold_has_its_kind():
+    listener = Listener()
+    thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory(observer=listener)
+    kinds: list[str | None] = [None, "offset"]
+
+    async def wait(poll: Poll) -> Outcome[int]:
+        return await poll.reach(thresholds, "key", 1, kind=kinds.pop())
+
+    service = Service(wait)
+    for _ in range(2):
+        await Request(service.app, b"wait=0").done()
+    assert [ended.kind for ended in listener.ended] == ["offset", "wait"]
 
 
 # Errors
