@@ -106,11 +106,21 @@ class OpenPolls:
         loop: the event loop of the polls.
     """
 
-    __slots__ = ("_drained", "_to_stop", "is_stopping", "loop", "per_client", "polls")
+    __slots__ = (
+        "_drained",
+        "_to_stop",
+        "has_stopped",
+        "is_stopping",
+        "loop",
+        "per_client",
+        "polls",
+    )
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
         self.is_stopping = False
+        self.has_stopped = False
+        """Whether the grace is over, too."""
         self.polls: dict[Stoppable, Hashable] = {}
         """Each with the key of the client that it counts for, or None."""
         self.per_client: dict[Hashable, dict[Stoppable, None]] = {}
@@ -182,6 +192,7 @@ class OpenPolls:
             await self._drained.wait()
 
     def _stop_all(self) -> None:
+        self.has_stopped = True
         self._to_stop.extend(self.polls)
         self._stop_some()
 

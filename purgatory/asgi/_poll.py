@@ -466,7 +466,7 @@ class Poll:
             except BaseException:
                 self._unregister()
                 raise
-        elif self._registration.is_stopping:
+        elif self._registration.has_stopped:
             return self._outcome(Ending.STOPPING)
         # The listener is not notified of earlier events, including events during this call.
         if client.error is not None or client.disconnected:

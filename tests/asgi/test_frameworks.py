@@ -394,7 +394,7 @@ else:
 
 with TestClient(app, raise_server_exceptions=False) as client:
     statuses = [client.get(f"/jobs?wait={wait}").status_code for wait in ("0", "soon")]
-    polls.stop()
+    polls.stop_threadsafe()
     statuses.append(client.get("/jobs").status_code)
     print(statuses, len(events))
     print(client.get("/broken").status_code, len(events))

@@ -97,11 +97,12 @@ async def test_stop_ends_streams_read_or_not(message):
     await asyncio.sleep(100)
     assert news.polls.open == 3
     await news.polls.aclose()
-    assert asyncio.get_running_loop().time() == (101.0 if message else 100.0)
+    is_quick = message in ("", "ping")  # a ping is given up for the last message
+    assert asyncio.get_running_loop().time() == (100.0 if is_quick else 101.0)
     assert news.polls.open == news.versions.thresholds.pending == 0
     for request in requests:
         await request.done()
-        assert message or request.answer[-1]["more_body"] is False
+        assert not is_quick or request.answer[-1]["more_body"] is False
 
 
 @on_virtual_time
