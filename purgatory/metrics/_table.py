@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar, final
 
 from purgatory import PurgatoryStatistics, ThresholdStatistics
@@ -51,8 +50,8 @@ class Polls(Protocol):
         ...
 
     @property
-    def max_open(self) -> int | None:
-        """The most polls that may be open at once; None for no limit."""
+    def max_open(self) -> float:
+        """The most polls that may be open at once; infinite for no limit."""
         ...
 
 
@@ -188,7 +187,7 @@ def _number(read: Callable[[Reading], float]) -> Callable[[Reading], Samples]:
 
 
 def _limit(polls: Iterable[Polls]) -> float:
-    return sum(inf if each.max_open is None else each.max_open for each in polls)
+    return sum(each.max_open for each in polls)
 
 
 def _endings(now: Reading) -> Samples:
