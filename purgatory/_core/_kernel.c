@@ -36,7 +36,7 @@
     X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _until) X(Wheel, _rate) \
     X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
-    X(Task, _callback) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
+    X(Task, _callback) X(Task, _context) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
     X(Purgatory, _by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
@@ -756,6 +756,7 @@ static PyObject *timer_call_later(Twin *self, PyObject *const *a, Py_ssize_t cou
     at += PyFloat_AS_DOUBLE(now);
     if ((task = st->Task->tp_alloc(st->Task, 0)) == NULL) goto out;
     AT(task, Task, _timer) = Py_NewRef(timer);
+    if ((AT(task, Task, _context) = PyContext_CopyCurrent()) == NULL) goto out;
     AT(task, Task, _callback) = count == 3 ? Py_NewRef(a[2]) :
         PyObject_Vectorcall(st->partial, a + 2, (size_t)(count - 2), NULL);
     if (AT(task, Task, _callback) == NULL) goto out;
@@ -775,6 +776,7 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     if (AT(task, Task, _callback) == NULL) return PASS;
     PyObject *callback = Py_NewRef(AT(task, Task, _callback));
     put(&AT(task, Task, _callback), Py_None);
+    put(&AT(task, Task, _context), Py_None);
     int removed = remove_entry(st, task);
     if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
     Py_DECREF(callback);

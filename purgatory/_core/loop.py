@@ -286,7 +286,13 @@ class LoopTimingWheel(LoopBinding):
 
     def _call_at(self, when: float, bucket: Bucket) -> None:
         bucket.scheduled_for = when = min(when, self.time() + MAX_TIMER_DELAY)
-        bucket.handle = self.loop.call_at(when, self._on_timer, bucket, context=Context())
+        try:
+            bucket.handle = self.loop.call_at(when, self._on_timer, bucket, context=Context())
+        except ValueError:
+            if when > self.time():
+                raise
+            # a loop that refuses the past, such as Pyodide's
+            bucket.handle = self.loop.call_soon(self._on_timer, bucket, context=Context())
 
     def _on_timer(self, bucket: Bucket) -> None:
         self.wake_ups += 1
@@ -350,7 +356,7 @@ class LoopTimingWheel(LoopBinding):
         if self._idle_checks < BUSY_AFTER:
             self.loop.call_soon(self._check_idle, context=Context())
         else:
-            self.loop.call_at(self.time() + BUSY_DELAY, self._check_idle, context=Context())
+            self.loop.call_later(BUSY_DELAY, self._check_idle, context=Context())
         self.wheel.notify_empty = False  # last: if scheduling raises, the next end schedules again
 
     def _check_idle(self) -> None:

@@ -1,8 +1,9 @@
 """`WheelTimer`: `loop.call_later` for a hundred thousand timers of which few ever fire."""
 
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, Self, cast, final
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.errors import PurgatoryClosed
@@ -24,10 +25,12 @@ class TimerTask(TimerEntry):
     """A callback that waits in a `WheelTimer`; made by its `call_later` and `call_at`. Compare
     `asyncio.TimerHandle`."""
 
-    __slots__ = ("__weakref__", "_callback", "_timer")
+    __slots__ = ("__weakref__", "_callback", "_context", "_timer")
 
     _callback: Callable[[], object] | None
     """None if cancelled."""
+    _context: Context | None
+    """In which the callback runs; None if cancelled."""
     _timer: "WheelTimer"
 
     @compiled
@@ -44,6 +47,7 @@ class TimerTask(TimerEntry):
         if running_loop() is not timer._loop:
             timer._check_loop("cancel {}", self)
         callback, self._callback = self._callback, None
+        self._context = None
         bucket = self._timer_bucket
         if bucket is not None and bucket.remove(self):
             return True
@@ -81,10 +85,10 @@ class TimerTask(TimerEntry):
         timer._wheel.reschedule(self, when, timer._time())
 
     def _timer_expired(self) -> None:
-        callback = self._callback
-        if callback is not None:  # else a finalizer has cancelled it, since it left the wheel
+        callback, context = self._callback, self._context
+        if context is not None:  # else a finalizer has cancelled it, since it left the wheel
             self._callback = CALLED
-            callback()
+            context.run(callback)  # type: ignore[arg-type]  # both are None, or neither is
 
     def __repr__(self) -> str:
         callback = self._callback
@@ -104,8 +108,7 @@ class WheelTimer:
     clock, and late by at most one tick plus the delay of the loop itself. A delay of zero or less,
     and a time that has passed, mean the next iteration of the loop, whatever the tick. The order of
     callbacks that are due in one tick is not promised. An exception of a callback goes to the
-    loop's exception handler. Unlike with `loop.call_later`, callbacks run in an empty context;
-    to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
+    loop's exception handler. As a context manager it is closed on exit, and may be entered again.
 
     Args:
         tick: the resolution in seconds, finite and at least a nanosecond.
@@ -126,7 +129,13 @@ class WheelTimer:
         self._closed = False
 
     @compiled
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> TimerTask:
         """Calls `callback(*args)` once `delay` seconds have passed. Cost: O(1); the loop is touched
         once for each bucket.
 
@@ -135,6 +144,7 @@ class WheelTimer:
                 never.
             callback: a plain function; its result is ignored.
             args: its arguments.
+            context: in which it runs; by default a copy of the current one.
 
         Raises:
             ValueError, TypeError: `delay` is NaN, or no number.
@@ -146,19 +156,31 @@ class WheelTimer:
         now = self._time()
         if type(delay) is not float or delay != delay:
             delay = seconds("delay", delay)
-        return self._schedule(now + delay, now, callback, args)
+        return self._schedule(now + delay, now, callback, args, context)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> TimerTask:
         """As `call_later`, at the time `when` of the loop's clock."""
         if running_loop() is not self._loop:
             self._bind("schedule a callback")
-        return self._schedule(when, self._time(), callback, args)
+        return self._schedule(when, self._time(), callback, args, context)
 
     def _schedule(
-        self, when: float, now: float, callback: Callable[..., object], args: tuple[Any, ...]
+        self,
+        when: float,
+        now: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
     ) -> TimerTask:
         task = TimerTask()
         task._timer = self
+        task._context = copy_context() if context is None else context
         task._callback = partial(callback, *args) if args else callback
         self._wheel.add(task, when, now)
         return task
@@ -181,8 +203,15 @@ class WheelTimer:
         self._loop = UNBOUND  # so that the next use calls `_bind`
         tasks = cast("list[TimerTask]", self._loop_wheel.clear())
         for task in tasks:
-            task._callback = None
+            task._callback = task._context = None
         return tasks
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def size(self) -> int:

@@ -5,14 +5,18 @@ import asyncio
 import gc
 import math
 import weakref
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
-from helpers import Broken, Pulse, Spy, iterations, raiser
+from helpers import Broken, Probe, Pulse, Spy, iterations, raiser
 from invariants import MAX_PER_ITERATION, check
 from loops import on_virtual_time
 
-from purgatory import PurgatoryClosed, TimerTask, WheelTimer
+from purgatory import Purgatory, PurgatoryClosed, TimerTask, WheelTimer, timeout
+from purgatory.testing import VirtualTimeLoop
+
+variable = ContextVar("variable", default="nothing")
 
 
 async def fired(timer: WheelTimer, when: float) -> float:
@@ -300,3 +304,62 @@ async def test_busy_wheel_is_looked_at_rarely_until_quiet() -> None:
     await asyncio.sleep(10)
     assert spy.armed == 0
     check(timer)
+
+
+# Contexts
+
+
+@on_virtual_time
+@pytest.mark.parametrize("method", ["call_later", "call_at"])
+async def test_callback_runs_in_copy_of_callers_context(method: str) -> None:
+    with WheelTimer() as timer:
+        seen: list[str] = []
+        call = getattr(timer, method)
+        variable.set("caller")
+        given = copy_context()
+        given.run(variable.set, "given")
+        when = asyncio.get_running_loop().time() + 1 if method == "call_at" else 1
+        call(when, lambda: seen.append(variable.get()))
+        call(when, lambda name: seen.append(name + variable.get()), "an argument, ", context=given)
+        variable.set("changed since")
+        await asyncio.sleep(2)
+        assert seen == ["caller", "an argument, given"]
+        call(1e9, nothing)
+    assert timer.size == 0
+
+
+# A loop that refuses the past
+
+
+class Strict(VirtualTimeLoop):
+    """Raises for callbacks in the past, as Pyodide's loop."""
+
+    def call_at(self, when: float, *args: Any, **given: Any) -> asyncio.TimerHandle:
+        if when < self.time():
+            raise ValueError(f"cannot schedule in the past: {when}")
+        return super().call_at(when, *args, **given)
+
+
+def test_timers_work_on_a_loop_that_refuses_the_past() -> None:
+    async def main() -> None:
+        loop, seen = asyncio.get_running_loop(), list[str]()
+        with WheelTimer() as timer:
+            timer.call_later(0, seen.append, "now")
+            timer.call_later(-5, seen.append, "earlier")
+            timer.call_at(loop.time() - 1, seen.append, "past")
+            await iterations(3)
+            assert sorted(seen) == ["earlier", "now", "past"]
+        async with Purgatory() as purgatory:
+            for seconds in (0, 0.0001, 0.01):
+                with pytest.raises(TimeoutError):
+                    await purgatory.wait_for(bool, ["key"], seconds)
+                with pytest.raises(TimeoutError):
+                    async with timeout(seconds):
+                        await asyncio.sleep(60)
+            for _ in range(300):  # a wheel that becomes empty again and again
+                await purgatory.wait(Probe(ready=True), ["key"])
+                with pytest.raises(TimeoutError):
+                    await purgatory.wait_for(bool, ["key"], 0.0001)
+
+    with asyncio.Runner(loop_factory=lambda: Strict(start=1.0005)) as runner:
+        runner.run(main())
