@@ -125,6 +125,9 @@ class Outcome(Generic[T]):
     headers: dict[str, str] = field(default_factory=dict)
     reason: str = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a subclass for a framework may have slots
+        return type(self), (self.ending, self.value, self.status, self.headers, self.reason)
+
     @property
     def is_satisfied(self) -> bool:
         """Whether there is a value."""
