@@ -44,7 +44,9 @@ class LitestarEnded(PollEnded, HTTPException):
         self.outcome = outcome
         if outcome.status in NO_BODY and scope:  # Litestar's handler would give it a body, and fail
             state: Any = ScopeState.from_scope(scope)  # type: ignore[arg-type]
-            state.exception_handlers = {LitestarEnded: _respond, **(state.exception_handlers or {})}
+            known = state.exception_handlers  # Litestar's `Empty` before a handler is called
+            known = known if isinstance(known, dict) else {}
+            state.exception_handlers = {LitestarEnded: _respond, **known}
 
 
 def _respond(_: Any, ended: LitestarEnded) -> Any:

@@ -60,7 +60,7 @@ LoadModule deflate_module {modules}/mod_deflate.so
 AddOutputFilterByType DEFLATE application/json text/event-stream
 ProxyPass / http://127.0.0.1:{server}/
 """
-NGINX_CACHE = NGINX.replace(
+NGINX_CACHE = NGINX.replace("daemon off;", "daemon off;\nuser root;").replace(  # the folder's user
     "gzip on;",
     "proxy_cache_path {folder}/cache keys_zone=c:1m; proxy_cache_valid any 1h; proxy_cache c;",
 )
@@ -270,12 +270,14 @@ async def test_no_cache_answers_a_poll(cache, tmp_path):
             assert (await server.ask("/stats"))["endings"]["deadline"] == polls
         status, headers, content = await get("/news")
         for version in (1, 2):
-            seen = f"if-none-match: {headers['etag']}\r\n"
-            assert (await get("/news?wait=0", seen))[0] == 304
+            target, seen = "/news?wait=0", f"if-none-match: {headers['etag']}\r\n"
+            if cache == "nginx":  # where it caches it takes this header off
+                target, seen = f"{target}&index={headers['etag'][3:-1]}", ""
+            assert (await get(target, seen))[0] == 304
             await server.ask("/news", "POST")
             status, headers, content = await get("/news")
             assert (status, json.loads(content)["version"]) == (200, version)
-            assert (await get("/news?wait=0", seen))[0] == 200
+            assert (await get(target, seen))[0] == 200
         client.hang_up()
 
 
