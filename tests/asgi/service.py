@@ -22,7 +22,7 @@ from purgatory.asgi.sse import event_source
 
 purgatory: Purgatory[Any] = Purgatory()
 versions: Versions[str] = Versions(unchanged=304)
-polls = LongPolls(max_wait=300)
+polls = LongPolls(max_wait=300, retry_jitter=0)
 values: dict[str, str] = {}
 
 

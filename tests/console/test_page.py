@@ -491,7 +491,7 @@ async def test_page_beyond_max_pages_is_refused():
     open_pages = [asking(*page) for _ in range(1000)]
     await asyncio.sleep(0.1)
     refused = await ask(*page)
-    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+    assert refused.status == 503 and 5 <= int(refused.headers["retry-after"]) <= 9
     for request in open_pages[:10]:
         request.leave()
     await asyncio.sleep(0.1)

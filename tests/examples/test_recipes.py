@@ -122,7 +122,8 @@ async def test_over_http_each_ending_has_its_answer(name, path, request):
             lambda name, value: ask(f"{path}/{name}", "PUT", value.encode()),
             stack.aclose,
         )
-    assert (late[0], value, stopped[:2]) == (204, (200, None, b"done"), (503, "1"))
+    assert (late[0], value, stopped[0]) == (204, (200, None, b"done"), 503)
+    assert 1 <= int(stopped[1]) <= 5  # with its jitter
     assert module.jobs.pending == 0
 
 

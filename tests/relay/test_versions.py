@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, relay: Relay, polls: LongPolls | None = None) -> None:
         self.versions: Versions[str] = Versions(relay=relay)
         self.events: list[tuple[int, str]] = []
-        self.polls = polls or LongPolls(signals=(), retry_after=7)
+        self.polls = polls or LongPolls(signals=(), retry_after=7, retry_jitter=0)
         self.app = self.polls.middleware(self.answer)
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
