@@ -80,7 +80,7 @@ async def _answer(request: Request, ended: StarletteEnded) -> Response:
     if outcome.status not in NO_BODY:
         handler = getattr(request.app, "exception_handlers", {}).get(HTTPException)
     if handler is None:
-        return cast(Response, outcome.response())
+        return outcome.response()
     if iscoroutinefunction(handler):
         return cast(Response, await handler(request, ended))
     return cast(Response, await run_in_threadpool(handler, request, ended))
