@@ -295,7 +295,7 @@ class ThresholdPurgatory(Generic[K, V]):
         if self._is_bound:
             self._bind("fail {}", key)
         queue = self._queues.get(key)
-        if queue is None:
+        if queue is None or not queue.size:
             return 0
         waiters = queue.take(UNKNOWN if above is None else above)
         self._discard_if_empty(queue)

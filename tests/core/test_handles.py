@@ -132,6 +132,8 @@ def make(cls: type, purgatory: Purgatory[Any]) -> tuple[Any, Callable[[], object
     if cls is ThresholdPurgatory:
         thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
         thresholds.advance("key", 1)
+        with pytest.raises(StopIteration):  # until the first wait it belongs to no loop
+            thresholds.wait("key", 1).send(None)
         return thresholds, lambda: (thresholds.value("key"), thresholds.pending, repr(thresholds))
     if cls is IdleTracker:
         tracker: IdleTracker[str] = IdleTracker(30, print)
