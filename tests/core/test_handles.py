@@ -8,7 +8,7 @@ from inspect import iscoroutine
 from typing import Any
 
 import pytest
-from helpers import Broken, Probe, in_thread, iterations, watch_all
+from helpers import Broken, Probe, in_thread, iterations
 
 from purgatory import (
     DelayedOperation,
@@ -251,8 +251,7 @@ def test_unused_object_finds_nothing_and_binds_nothing(is_in_a_loop: bool) -> No
 
     async def wait() -> None:
         assert await thresholds.wait("key", 4) == 5
-        watch_all(purgatory, [operation := Probe(ready=True)])
-        assert operation.is_completed
+        assert purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
         await purgatory.aclose()
         await thresholds.aclose()
 
