@@ -44,9 +44,9 @@ from purgatory._core.loop import (
     running_loop,
 )
 from purgatory._core.observers import Cause, Observer
-from purgatory._core.operation import fail, owner_has_left
+from purgatory._core.operation import claim, fail, owner_has_left
 from purgatory._core.purgatory import Purgatory
-from purgatory._core.states import EXPIRED
+from purgatory._core.states import COMPLETED, EXPIRED
 from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (
     UNKNOWN,
@@ -482,9 +482,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
 
 def _complete(waiter: _Wait) -> None:
-    if waiter._op_record is not None:
-        waiter._op_record.cause, waiter._op_record.key = Cause.KEY, waiter.key
-    waiter.force_complete()
+    claim(waiter, COMPLETED, Cause.KEY, waiter.key)
 
 
 def _wait(key: object, threshold: object) -> str:

@@ -153,6 +153,7 @@ def test_threads_advance_nothing_on_closed_loop():
 async def test_refused_value_of_thread_is_reported_alone(reports):
     async with ThresholdPurgatory("small", max_keys=2) as purgatory:
         purgatory.advance("a", 1)
+        assert await purgatory.wait("a", 1) == 1  # which binds it
         with pytest.raises(ValueError, match="cannot advance 'a' to nan"):
             purgatory.advance_threadsafe("a", nan)
         purgatory.advance_threadsafe("a", "text")
