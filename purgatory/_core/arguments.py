@@ -46,7 +46,7 @@ def seconds(name: str, value: Any) -> float:
     Fraction.
 
     Raises:
-        TypeError: it is no number; a text is none.
+        TypeError: not a number (strings are refused).
         ValueError: it is NaN, or an integer too large for a float.
     """
     if type(value) is not float:

@@ -19,8 +19,8 @@ least one iteration of the loop between two runs.
 Such a wait has one end, as any operation: a run that is true claims the operation. If that has ended
 otherwise meanwhile, the caller gets that end, and the value goes to `give_back`.
 
-Predicates run in the context of their wait, as those of `asyncio.Condition.wait_for`: of its task,
-or, during a check, of a copy.
+Predicates run in the context of their wait, as with `asyncio.Condition.wait_for`. During a check
+that is a copy of the waiting task's context.
 """
 
 from asyncio import (

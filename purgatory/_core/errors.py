@@ -38,7 +38,7 @@ class OperationReused(PurgatoryError, RuntimeError):
 
 
 class PurgatoryFull(PurgatoryError):
-    """As many operations wait as `max_pending` allows."""
+    """`max_pending` operations are already pending."""
 
 
 class PurgatoryClosed(PurgatoryError, RuntimeError):

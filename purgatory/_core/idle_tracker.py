@@ -76,9 +76,9 @@ class IdleTracker(Generic[Id]):
     """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
 
     `on_idle` is called once, from the loop and in an empty context: never early by the loop's
-    clock, late by at most one tick plus the delay of the loop itself. After a delay the loop first
-    reads what has arrived meanwhile, so that connections with data are not idle. The id is no longer tracked
-    by then; touching it again, also in `on_idle`, tracks it again. If many ids become idle at once,
+    clock, late by at most one tick plus the delay of the loop itself. After a delay the loop reads
+    its sockets first, so that connections with data are not idle. The id is no longer tracked by
+    then; touching it again, also in `on_idle`, tracks it again. If many ids become idle at once,
     `on_idle` is called for 512 per iteration of the loop, in no particular order within one tick.
     An exception of `on_idle` goes to the loop's exception handler and does not affect other ids.
 
@@ -235,7 +235,7 @@ class IdleTracker(Generic[Id]):
         self._late.append(entry)
 
     def _look_again(self, late: deque[_TrackedId], iterations: int) -> None:
-        """Drops those of the late ids that were not touched for some more `iterations`."""
+        """Drops the late ids that are not touched within `iterations` more."""
         if late is self._late:
             self._late = deque()
         if iterations > 1:

@@ -426,7 +426,7 @@ def cancel(operation: Operation, cause: Cause = Cause.CANCELLED) -> bool:
 def fail(operation: Operation, exception: BaseException) -> bool:
     """As `cancel`, with `exception` as the result."""
     failure = Failure(exception)
-    failure.retrieved = True  # who ends it so knows the exception
+    failure.retrieved = True  # the caller already has the exception
     return _end_early(operation, failure, Cause.FAILED)
 
 

@@ -79,8 +79,8 @@ class Purgatory(Generic[Op]):
 
     Args:
         name: for errors, logs and statistics.
-        tick: the grain of deadlines in seconds, finite and at least a nanosecond: an operation
-            expires late by this much at most.
+        tick: the timer's resolution in seconds, finite and at least a nanosecond: an operation
+            expires at most this much late.
         wheel_size: how many buckets each level of the timing wheel spans, at least 2.
         max_pending: how many operations may wait at once; `None` for no limit.
         observer: is notified of each operation that has ended and of each check; or a sequence of

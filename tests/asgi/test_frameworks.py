@@ -317,7 +317,7 @@ async def test_a_handler_of_the_application_may_answer_instead():
 
 @on_asyncio
 @pytest.mark.parametrize("is_plain", [False, True])
-async def test_override_of_http_exceptions_answers_what_has_a_body(is_plain):
+async def test_override_of_http_exceptions_gets_a_body(is_plain):
     service = Service("result")
     app = fastapi.FastAPI()
 
@@ -402,7 +402,7 @@ with TestClient(app, raise_server_exceptions=False) as client:
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "starlette", "litestar"])
-def test_sentry_starts_and_gets_no_event_for_an_ending(framework, program):
+def test_sentry_gets_no_event_for_an_ending(framework, program):
     printed = program("-c", TRACKED, framework).stdout.splitlines()
     assert printed == ["[204, 400, 503] 0", "500 1"]
 

@@ -583,7 +583,7 @@ async def test_retry_after_of_a_restart_is_spread():
 
 @on_virtual_time
 @pytest.mark.parametrize("own", [None, "private, max-age=5"])
-async def test_answer_of_a_poll_is_kept_by_no_cache(own):
+async def test_no_cache_keeps_an_answer(own):
     service = Service()
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:

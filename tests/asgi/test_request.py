@@ -83,7 +83,7 @@ async def test_long_body_is_read_at_applications_pace(read_ahead, chunk, count, 
 
 @on_virtual_time
 @pytest.mark.parametrize("body", [b"", b"body"])
-async def test_receive_that_never_blocks_does_not_stop_the_loop(body):
+async def test_receive_that_never_blocks_lets_others_run(body):
     calls = 0
 
     async def receive() -> Message:

@@ -244,7 +244,7 @@ async def test_last_run_begins_before_the_deadline(takes, timeout, begins):
 
 
 @on_virtual_time
-async def test_check_during_the_last_run_is_no_missed_trigger():
+async def test_check_during_last_run_is_no_miss():
     listener, runs = Listener(), []
     async with Purgatory(observer=listener) as purgatory:
 

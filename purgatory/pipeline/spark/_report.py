@@ -90,7 +90,7 @@ def report(operations: DataFrame, checks: DataFrame, journal: Journal | None = N
     Args:
         operations: a DataFrame with the columns of a journal's operations: what `read_journal`
             returns, or any table. It is read once for the first pass and once for each table, so
-            `persist` it if reading it is dear.
+            `persist` it if reading it is expensive.
         checks: a DataFrame with the columns of a journal's checks.
         journal: what `read_journal` returned, if `operations` and `checks` are all its rows: then
             `reconciliation` also has its files, and the first pass is not done again.
