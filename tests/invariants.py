@@ -97,9 +97,7 @@ def _(home: Purgatory) -> None:
     for operation in waiting:
         assert operation._op_state is PENDING and operation._op_home is home
         assert operation._op_result is NO_RESULT
-    timed = sum(operation._timer_bucket is not None for operation in waiting)
-    last_runs = home._wheel.size - timed  # of asynchronous predicates
-    assert 0 <= last_runs <= len(home._async_waits)
+    assert home._wheel.size == sum(operation._timer_bucket is not None for operation in waiting)
     queued = [getattr(work, "__self__", None) for work, _ in home._dispatcher.queue]
     mine = {each for each in queued if isinstance(each, KeyCheck) and each._home is home}
     assert set(home._checks.values()) == mine

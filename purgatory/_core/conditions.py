@@ -55,7 +55,7 @@ from purgatory._core.operation import (
     wake_owner,
 )
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING
-from purgatory._core.timeouts import Timeout
+from purgatory._core.timeouts import Timeout, running_wheel
 from purgatory._core.watch_lists import keys_of
 from purgatory._core.wheel import TimerEntry
 
@@ -217,7 +217,8 @@ def _give_back(
 
 
 class Runs(TimerEntry):
-    """The runs of an asynchronous predicate. In the wheel, this is the timer of the last one.
+    """The runs of an asynchronous predicate. In the wheel of timeouts, this is the timer of the last
+    one.
 
     Attributes:
         returned: the awaitable that the predicate has returned, until the waiting task awaits it.
@@ -263,9 +264,9 @@ class Runs(TimerEntry):
         """Waits until a run is requested; for an iteration of the loop at least."""
         deadline, allowed = condition.deadline, condition._op_timeout
         if deadline is not None and allowed is not None and not self.last_has_begun:
-            wheel, now = purgatory._wheel, purgatory._time()
+            wheel, now = running_wheel().wheel, purgatory._time()
             # At least a tick, because a run that takes no time could come after the deadline.
-            ahead = max(2 * self.longest, wheel.clock.tick)
+            ahead = max(2 * self.longest, wheel.clock.tick, purgatory._wheel.clock.tick)
             when = deadline - min(ahead, LAST_RUN_WITHIN * allowed)
             if when <= now:
                 self.is_last_due = True
@@ -339,7 +340,8 @@ async def _run_until_true(
     finally:
         del purgatory._async_waits[over]
         over.set_result(None)
-        purgatory._wheel.remove(runs)
+        if runs._timer_bucket is not None:
+            runs._timer_bucket.remove(runs)
     raise _end_error(condition, timeout)
 
 

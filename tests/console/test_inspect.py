@@ -119,7 +119,7 @@ async def test_large_purgatory_shows_sample_and_extremes():
         for number in range(2_000):
             jobs.try_complete_else_watch(Probe(0.2 + number / 4_000), ["short"])
         seen = inspect(jobs)
-        most = 4 * _inspect.MAX_FRONTS * _inspect.PER_BUCKET  # of each level
+        most = 3 * _inspect.MAX_FRONTS * _inspect.PER_BUCKET  # of each level
         most += _inspect.MAX_KEYS * _inspect.PER_KEY
         assert 50 < seen.looked_at <= most < 500
         assert seen.oldest[0].keys == ("old",)
