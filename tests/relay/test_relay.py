@@ -344,9 +344,10 @@ async def test_unavailable_store_is_reported_within_timeout(monkeypatch, scheme,
     if answers:  # a connection, and nothing more
         silent = socket.create_server(("127.0.0.1", 0))
         port, match = silent.getsockname()[1], "gave no answer within 0.5 s"
+    relay = Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=0.5)  # imports the client
     begun = time.monotonic()
     with pytest.raises(RelayUnavailable, match=match) as raised:
-        async with Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=0.5):
+        async with relay:
             pass
     assert 0.5 <= time.monotonic() - begun < TIMEOUT
     assert f"{scheme}://127.0.0.1:{port}/0" in str(raised.value)
