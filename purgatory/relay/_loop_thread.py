@@ -106,4 +106,4 @@ LOOP_THREAD = LoopThread()
 
 atexit.register(LOOP_THREAD.close_users)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOOP_THREAD.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=LOOP_THREAD.__init__)
