@@ -124,7 +124,7 @@ def _(wheel: TimingWheel) -> None:
             assert bucket.level is level and bucket.number == number
             is_overdue = bucket.wake_tick <= wheel.current_tick
             assert depth == 0 or is_overdue or bucket.start_tick >= wheel.levels[depth - 1].end_tick
-    for level, recent in zip(wheel.levels, (wheel._recent0, wheel._recent1), strict=False):
+        recent = level.recent
         assert recent is None or (recent.level is level and wheel.takes(recent))
     buckets = [*wheel.buckets()]
     assert {*buckets} == {bucket for _, bucket in wheel._due} | {

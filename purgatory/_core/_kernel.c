@@ -22,7 +22,8 @@
 /* ---- classes, slots and constants passed in by Python, and the names of called Python methods */
 
 #define CLASSES(X) /* name in C, module and name in Python */ \
-    X(Entry, "wheel.TimerEntry") X(Bucket, "wheel.Bucket") X(Wheel, "wheel.TimingWheel") \
+    X(Entry, "wheel.TimerEntry") X(Bucket, "wheel.Bucket") X(Level, "wheel.Level") \
+    X(Wheel, "wheel.TimingWheel") \
     X(Binding, "loop.LoopBinding") \
     X(LoopWheel, "loop.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
@@ -33,8 +34,8 @@
 
 #define FIELDS(X) \
     X(Bucket, number) X(Bucket, wheel) \
-    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _until) X(Wheel, _rate) \
-    X(Wheel, _level1_rate) X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) \
+    X(Level, buckets) X(Level, rate) X(Level, recent) \
+    X(Wheel, levels) X(Wheel, _level0_end) X(Wheel, _until) X(Wheel, moves) X(Wheel, _on_empty) \
     X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) X(Binding, time) \
     X(Task, _callback) X(Task, _context) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
@@ -60,11 +61,13 @@
     X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
-    X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic)
+    X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic) \
+    X(__asyncio_running_event_loop__)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
 #define TWINS(X) \
     X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
+    X(wheel_move_on, 2, 2, "wheel.TimingWheel._move_on") \
     X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
     X(timer_call_later, 3, 64, "wheel_timer.WheelTimer.call_later") \
     X(task_cancel, 1, 1, "wheel_timer.TimerTask.cancel") \
@@ -74,7 +77,7 @@
     X(op_expired, 1, 1, "operation.DelayedOperation._timer_expired") \
     X(op_init, 1, 2, "operation.DelayedOperation.__init__") \
     X(op_force_complete, 1, 1, "operation.DelayedOperation.force_complete") \
-    X(cancel, 1, 1, "operation.cancel") \
+    X(cancel, 1, 2, "operation.cancel") \
     X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
     X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
     X(lists_join, 3, 3, "watch_lists.WatchLists.join") \
@@ -286,8 +289,35 @@ static PyObject *read_clock(State *st, PyObject *clock) {
     return monotonic != NULL ? call_no_args(monotonic) : call_no_args(clock);
 }
 
+/* Before 3.12 asyncio asks the system for the process id at each look for the running loop, which takes
+   longer than the rest of a twin. There this reads what asyncio reads, and compares the id with that of
+   this process, noted at load and after a fork. */
+#if PY_VERSION_HEX < 0x030C0000 && !defined(MS_WINDOWS)
+#define READS_LOOP 1
+#include <pthread.h>
+#include <unistd.h>
+typedef struct {
+    PyObject_HEAD
+    PyObject *loop;
+    pid_t process;
+} Holder; /* as in asyncio */
+static pid_t process;
+static void note_process(void) { process = getpid(); }
+/* loop.running_loop() */
+static PyObject *running_loop(State *st) {
+    PyObject *all = PyThreadState_GetDict();
+    Holder *holder = all == NULL ? NULL
+        : (Holder *)PyDict_GetItemWithError(all, st->s___asyncio_running_event_loop__);
+    if (holder != NULL && Py_TYPE(holder)->tp_basicsize == sizeof(Holder)
+        && holder->process == process && holder->loop != NULL) return Py_NewRef(holder->loop);
+    return call_no_args(st->running_loop);
+}
+#else
+#define running_loop(st) call_no_args((st)->running_loop)
+#endif
+
 static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an exception */
-    PyObject *running = call_no_args(st->running_loop);
+    PyObject *running = running_loop(st);
     if (running == NULL) return -1;
     Py_DECREF(running);
     return running == loop;
@@ -655,40 +685,38 @@ static PyType_Spec purgatory_spec = {
 /* For functions that return 1, 0, or -1 for an exception: the definition has to do it. */
 #define PASSED 2
 
+/* wheel.TimingWheel._open_bucket(self, when), borrowed. NULL, perhaps with an exception, if the
+   definition has to look. */
+static PyObject *find_bucket(State *st, PyObject *wheel, double at) {
+    PyObject *levels = AT(wheel, Wheel, levels), *bucket = NULL;
+    int is_far = at > PyFloat_AS_DOUBLE(AT(wheel, Wheel, _level0_end));
+    for (Py_ssize_t i = is_far; i < (is_far ? PyList_GET_SIZE(levels) : 1) && bucket == NULL; i++) {
+        PyObject *level = PyList_GET_ITEM(levels, i), **recent = &AT(level, Level, recent);
+        double rate = PyFloat_AS_DOUBLE(AT(level, Level, rate));
+        double ticks = at * rate + (is_far ? 0.0 : ROUND_UP), number = floor(ticks);
+        if (!(fabs(number) < 9e18)) return NULL;
+        if (!is_far && ticks - number > CLOSE) {
+            if (rate != floor(rate)) return NULL;
+            if (number / rate < at) number += 1;
+        }
+        if (*recent != Py_None && is_number(AT(*recent, Bucket, number), (long long)number))
+            return *recent;
+        PyObject *key = PyLong_FromLongLong((long long)number);
+        if (key == NULL) return NULL;
+        bucket = PyDict_GetItemWithError(AT(level, Level, buckets), key);
+        Py_DECREF(key);
+        if (bucket != NULL) put(recent, bucket); /* the level holds the former one, too */
+    }
+    return bucket;
+}
+
 /* wheel.TimingWheel.add(self, entry, when, now) */
 static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, double now) {
-    PyObject *end = AT(wheel, Wheel, _level0_end);
-    int is_far = at > PyFloat_AS_DOUBLE(end);
-    if (!is_far && !(at > now)) return PASSED; /* overdue, or NaN */
-    PyObject *rate = is_far ? AT(wheel, Wheel, _level1_rate) : AT(wheel, Wheel, _rate);
-    double ticks = at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP), number = floor(ticks);
-    if (!(fabs(number) < 9e18)) return PASSED;
-    if (!is_far && ticks - number > CLOSE) {
-        double whole = PyFloat_AS_DOUBLE(rate);
-        if (whole != floor(whole)) return PASSED;
-        if (number / whole < at) number += 1;
-    }
-    PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
-    PyObject *bucket = *recent, *before = NULL;
-    if (bucket == Py_None || !is_number(AT(bucket, Bucket, number), (long long)number)) {
-        PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets)
-            : AT(wheel, Wheel, _level0_buckets);
-        PyObject *key = PyLong_FromLongLong((long long)number);
-        if (key == NULL) return -1;
-        bucket = PyDict_GetItemWithError(buckets, key);
-        Py_DECREF(key);
-        if (bucket == NULL) return PyErr_Occurred() ? -1 : PASSED;
-        before = *recent;
-        *recent = Py_NewRef(bucket);
-    }
-    int result = PASSED;
-    if (LIST(entry) == NULL) {
-        append((List *)bucket, &((Entry *)entry)->node);
-        DEADLINE(entry) = at;
-        result = 1;
-    }
-    Py_XDECREF(before); /* last, because it may run a finalizer */
-    return result;
+    PyObject *bucket = at > now && LIST(entry) == NULL ? find_bucket(st, wheel, at) : NULL;
+    if (bucket == NULL) return PyErr_Occurred() ? -1 : PASSED; /* overdue, or NaN, too */
+    append((List *)bucket, &((Entry *)entry)->node);
+    DEADLINE(entry) = at;
+    return 1;
 }
 static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
@@ -713,6 +741,19 @@ static int emptied(State *st, PyObject *list) {
     PyObject *wheel = AT(list, Bucket, wheel);
     if (AT(wheel, Wheel, notify_empty) != Py_True) return 0;
     return done(call_no_args(AT(wheel, Wheel, _on_empty)));
+}
+
+/* wheel.TimingWheel._move_on(self, entry) */
+static PyObject *wheel_move_on(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *entry = a[1], *bucket = is_kind_of(entry, st->Entry) && LIST(entry) != NULL
+        ? find_bucket(st, a[0], DEADLINE(entry)) : NULL;
+    if (bucket == NULL) return PyErr_Occurred() ? NULL : PASS;
+    Py_INCREF(entry); Py_INCREF(bucket);
+    int failed = remove_entry(st, entry) < 0 || add_to(&AT(a[0], Wheel, moves), 1);
+    if (!failed && LIST(entry) == NULL) append((List *)bucket, &((Entry *)entry)->node);
+    Py_DECREF(entry); Py_DECREF(bucket);
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 /* wheel.TimingWheel.next_due(self, now) */
@@ -788,7 +829,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     State *st = self->st;
     double delay = number_of(a[0]);
     if (isnan(delay)) return PASS;
-    PyObject *loop = call_no_args(st->running_loop), *result = NULL;
+    PyObject *loop = running_loop(st), *result = NULL;
     PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->WHEEL_ATTRIBUTE) : NULL;
     Py_XDECREF(loop);
     if (loop == NULL) return NULL;
@@ -1265,7 +1306,7 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     return won < 0 ? NULL : PyBool_FromLong(won);
 }
 
-/* operation.cancel(operation), of one without observers */
+/* operation.cancel(operation, cause), of one without observers, who alone learn the cause */
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_made(st, a[0]) || is_observed(a[0])) return PASS;
@@ -1671,7 +1712,17 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
     return Py_NewRef(args[0]); /* built from older sources */
 }
 
+#ifdef READS_LOOP
+/* loop.running_loop() */
+static PyObject *module_running_loop(PyObject *module, PyObject *Py_UNUSED(none)) {
+    return running_loop(PyModule_GetState(module));
+}
+#endif
+
 static PyMethodDef module_methods[] = {
+#ifdef READS_LOOP
+    {"running_loop", module_running_loop, METH_NOARGS, NULL},
+#endif
     {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL},
     {"base", module_base, METH_O, NULL},
     {"constants", module_constants, METH_O, NULL},
@@ -1682,6 +1733,10 @@ static int module_exec(PyObject *module) {
     State *st = PyModule_GetState(module);
 #define INTERN(name) if ((st->s_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
     NAMES(INTERN)
+#ifdef READS_LOOP
+    if (process == 0) pthread_atfork(NULL, NULL, note_process);
+    note_process();
+#endif
     st->Twin_Type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &twin_spec, NULL);
     if (st->Twin_Type == NULL) return -1;
     int failed = 0;

@@ -27,7 +27,7 @@ from asyncio import (
     Future,
     InvalidStateError,
     current_task,
-    get_running_loop,
+    events,
     isfuture,
     sleep,
 )
@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from purgatory._core.arguments import check_kind, describe
 from purgatory._core.errors import OperationCancelled, OperationTimeout
 from purgatory._core.failure import Failure
-from purgatory._core.loop import running_loop
 from purgatory._core.observers import NO_KEY, Cause
 from purgatory._core.operation import (
     EXITS,
@@ -211,7 +210,9 @@ def _give_back(
         give_back(value)
     except BaseException as error:
         purgatory._report(f"give_back of {describe(condition)} raised", error)
-    if running_loop() is purgatory._loop:  # else the coroutine is being closed, after its loop
+    if (
+        events._get_running_loop() is purgatory._loop
+    ):  # else the coroutine is being closed, after its loop
         for key in condition.keys:
             purgatory.check_and_complete(key)
 
@@ -297,7 +298,7 @@ async def _run_until_true(
     Raises:
         BaseException: the error of a wait that has ended otherwise; or of a run, which ends it.
     """
-    loop = get_running_loop()
+    loop = events.get_running_loop()
     limit = Timeout(None)
     over, ended = loop.create_future(), loop.create_future()
     purgatory._async_waits[over] = current_task()

@@ -52,6 +52,9 @@ if _pure in ("", "0"):
 COMPILED: Final[bool] = _kernel is not None
 """Whether the hot path runs in C."""
 
+running_loop: Final[Callable[[], Any] | None] = getattr(_kernel, "running_loop", None)
+"""As `loop.running_loop`, where that is quicker in C."""
+
 PYPY: Final[bool] = sys.implementation.name == "pypy"
 """Whether this is PyPy, whose JIT needs no kernel, and where other lines are slow."""
 

@@ -50,6 +50,7 @@ from math import inf, nextafter
 from threading import RLock
 from typing import Any, Final, TypeVar, final
 
+from purgatory._core import kernel
 from purgatory._core.arguments import describe
 from purgatory._core.errors import WrongLoop
 from purgatory._core.kernel import PYPY, constants, fields
@@ -62,8 +63,9 @@ UNBOUND: Final[Any] = object()
 """In place of a loop, until there is one. Not `None`, which `running_loop` returns outside any
 loop."""
 
-running_loop: Callable[[], AbstractEventLoop | None] = _get_running_loop
-"""The loop that runs in this thread, or None."""
+running_loop: Callable[[], AbstractEventLoop | None] = kernel.running_loop or _get_running_loop
+"""The loop that runs in this thread, or None. If trio-asyncio has replaced asyncio's function since,
+`bind` finds the right one."""
 if PYPY:
     # Python's own asks the system for the process id at each call: 160 ns there, this one 6 ns.
     _running: Final[Any] = getattr(events, "_running_loop")  # noqa: B009  # typeshed has none
@@ -75,7 +77,7 @@ if PYPY:
     # The loop runs in the parent alone; CPython compares the process id for that reason.
     os.register_at_fork(after_in_child=lambda: _set_running_loop(None))
 
-constants(running_loop=running_loop, LOOP_TIME=BaseEventLoop.time, TIME=time)
+constants(running_loop=_get_running_loop, LOOP_TIME=BaseEventLoop.time, TIME=time)
 
 MAX_PER_ITERATION: Final = 512
 """Limit of the work in one iteration of the loop before other callbacks can run: the number of
@@ -127,7 +129,7 @@ class LoopBinding:
         Raises:
             WrongLoop: no loop is running here, or another one.
         """
-        loop = running_loop()
+        loop = events._get_running_loop()
         if loop is not None:
             with _binding:
                 if self.loop is UNBOUND or (

@@ -29,7 +29,7 @@ Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolea
 """
 
 from abc import ABC, abstractmethod
-from asyncio import AbstractEventLoop, Future, InvalidStateError, get_running_loop
+from asyncio import AbstractEventLoop, Future, InvalidStateError, events
 from collections.abc import Generator, Hashable
 from contextlib import suppress
 from contextvars import Context
@@ -475,7 +475,7 @@ def _set_exception(operation: Operation, error: BaseException) -> None:
     """Makes the exception of a hook the result; a second one is reported instead. Raises an
     exit."""
     if type(operation._op_result) is Failure:
-        report(get_running_loop(), f"a second hook of {describe(operation)} raised", error)
+        report(events.get_running_loop(), f"a second hook of {describe(operation)} raised", error)
     else:
         operation._op_result = Failure.of_hook(error)
         _check_retrieved_later(operation)
@@ -488,7 +488,7 @@ def _check_retrieved_later(operation: Operation) -> None:
     """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
     that a task which begins to await the operation in the next iteration can retrieve it. One
     callback serves all operations of an iteration."""
-    loop = running_loop()
+    loop = events._get_running_loop()
     if loop is not None and _is_unretrieved(operation):
         failed = dispatcher_of(loop).failed
         failed.append(operation)
@@ -547,7 +547,7 @@ def add_owner(operation: Operation) -> "Future[None]":
 
 
 def _new_future(operation: Operation) -> "Future[None]":
-    future: Future[None] = get_running_loop().create_future()
+    future: Future[None] = events.get_running_loop().create_future()
     if has_result(operation):  # a finalizer has cancelled it meanwhile
         future.set_result(None)
     return future
@@ -608,7 +608,7 @@ def _no_result_error(operation: Operation) -> Exception:
 
 def _dispatcher_here(operation: Operation) -> Dispatcher:
     """The dispatcher of the running loop, for an operation that was never watched."""
-    loop = running_loop()
+    loop = events._get_running_loop()
     if loop is None:
         raise WrongLoop(f"cannot complete {describe(operation)}: no event loop is running here")
     return dispatcher_of(loop)
@@ -618,7 +618,7 @@ def check_loop(operation: Operation, action: str) -> None:
     """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await
     it."""
     home, waiters = operation._op_home, operation._op_waiters
-    loop = running_loop()
+    loop = events._get_running_loop()
     if home is not None:
         if loop is not home._loop:
             home._bind(action + " {}", operation)

@@ -30,7 +30,7 @@ from asyncio import (
     Task,
     current_task,
     ensure_future,
-    get_running_loop,
+    events,
     wait,
 )
 from collections.abc import Awaitable
@@ -70,7 +70,7 @@ constants(CREATED=CREATED, WHEEL_ATTRIBUTE=WHEEL_ATTRIBUTE)
 
 def running_wheel() -> LoopTimingWheel:
     """The wheel of the running loop's timeouts; it is created at first use."""
-    loop = get_running_loop()
+    loop = running_loop() or events.get_running_loop()
     try:
         wheel: LoopTimingWheel = getattr(loop, WHEEL_ATTRIBUTE)
     except AttributeError:
@@ -141,7 +141,8 @@ class Timeout(TimerEntry):
             if self._state is CREATED:
                 raise RuntimeError("Timeout has not been entered")
             raise RuntimeError(f"Cannot change state of {self._state.value} Timeout")
-        if running_loop() is not self._task.get_loop():
+        loop = self._task.get_loop()
+        if running_loop() is not loop and events._get_running_loop() is not loop:
             raise WrongLoop(f"cannot reschedule {describe(self)}: its body runs on another loop")
         if when is None:
             self._unschedule()
@@ -157,8 +158,7 @@ class Timeout(TimerEntry):
     async def __aenter__(self) -> "Timeout":
         if self._state is not CREATED:
             raise RuntimeError("Timeout has already been entered")
-        loop = get_running_loop()
-        task = current_task(loop)
+        task = current_task(running_loop() or events.get_running_loop())
         if task is None:
             raise RuntimeError("Timeout should be used inside a task")
         when = self._when
@@ -264,7 +264,7 @@ def timeout(delay: float | None) -> Timeout:
         RuntimeError: no event loop is running.
         TypeError: `delay` is no number. (NaN is a `ValueError` on entering.)
     """
-    loop = get_running_loop()
+    loop = events.get_running_loop()
     if delay is None:
         return Timeout(None)
     try:
@@ -307,6 +307,6 @@ async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
                 return future.result()
             except CancelledError as error:
                 raise TimeoutError from error
-        timeout += get_running_loop().time()
+        timeout += events.get_running_loop().time()
     async with Timeout(timeout):
         return await awaitable

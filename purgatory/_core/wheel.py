@@ -26,10 +26,10 @@ ticks, after a stall too: an overdue entry keeps its own tick, and a tick waits 
 that may have earlier entries cascades. The order of entries that are due in one tick is not
 promised; entries that were added to its own bucket come in the order of addition.
 
-Most additions find their bucket by one multiplication and one look-up in one of the two finest
-levels. Rounding, or an outdated clock reading, may give another bucket than the exact one. This is
-harmless: a bucket that accepts an entry is never too late for it, and if it is too early, the entry
-moves to the next one.
+Most additions find their bucket by one multiplication and one look-up in each level up to its own.
+Rounding, or an outdated clock reading, may give another bucket than the exact one. This is harmless:
+a bucket that accepts an entry is never too late for it, and if it is too early, the entry moves to
+the next one.
 
 Deadlines are checked where they enter: `add` and `reschedule` refuse NaN and store a float. So no
 deadline can make `begin_iteration` or `next_due` raise, which would block all other entries.
@@ -238,22 +238,27 @@ class Bucket(EntryList):
         return f"<Bucket [{self.start_tick}, {self.start_tick + self.level.tick}) of {len(self)}>"
 
 
+@fields
 class Level:
     """The open buckets of one width.
 
     Attributes:
         buckets: the buckets, by number.
         tick: the width of a bucket, in ticks of the wheel.
+        rate: buckets per second.
+        recent: the bucket that the kernel has found last; None if that has closed.
         interval: the width of a bucket of the next level.
         end_tick: the first due tick that belongs to a wider level.
     """
 
-    __slots__ = ("buckets", "depth", "end_tick", "interval", "tick")
+    __slots__ = ("buckets", "depth", "end_tick", "interval", "rate", "recent", "tick")
 
-    def __init__(self, depth: int, wheel_size: int, current_tick: int) -> None:
+    def __init__(self, depth: int, wheel_size: int, rate: float, current_tick: int) -> None:
         self.buckets: dict[int, Bucket] = {}
         self.depth = depth
         self.tick = wheel_size**depth
+        self.rate = rate / self.tick
+        self.recent: Bucket | None = None
         self.interval = self.tick * wheel_size
         self.advance(current_tick)
 
@@ -320,8 +325,6 @@ class TimingWheel:
         "_on_behind",
         "_on_empty",
         "_rate",
-        "_recent0",
-        "_recent1",
         "_tick_time",
         "_until",
         "_wide",
@@ -353,8 +356,6 @@ class TimingWheel:
         self.notify_empty = True
         self.moves = 0
         self._rate = self.clock.rate
-        self._level1_rate = self._rate / wheel_size
-        """Buckets of the second level per second."""
         self._generation = 0
         """The number of the current iteration of work."""
         self._budget = 0
@@ -383,21 +384,19 @@ class TimingWheel:
         self.current_tick = -MAX_TICK
         self._tick_time = self._next_tick_time = -inf
         """When the current tick begins, and the tick after it, in seconds."""
-        self.levels = [Level(depth, self.wheel_size, self.current_tick) for depth in (0, 1)]
+        self.levels = [self._new_level(depth) for depth in (0, 1)]
         self._level0_buckets, self._level1_buckets = [level.buckets for level in self.levels]
+        self._level1_rate = self.levels[1].rate
         self._level0_end = -inf
         """Entries that are due by this instant, in seconds, belong to the finest level."""
-        self._forget_recent()
 
-    def _forget_recent(self) -> None:
-        self._recent0: Bucket | None = None
-        self._recent1: Bucket | None = None
-        """The open bucket of each of the two finest levels that the twin of `add` has used last."""
+    def _new_level(self, depth: int) -> Level:
+        return Level(depth, self.wheel_size, self._rate, self.current_tick)
 
     def forget_buckets(self) -> None:
         """Removes all open buckets, which are empty. The owner cancels their callbacks."""
-        self._forget_recent()
         for level in self.levels:
+            level.recent = None
             level.buckets.clear()
         self._due.clear()
         self._wide.clear()
@@ -450,7 +449,8 @@ class TimingWheel:
             else:
                 bucket = self._bucket_for(seconds("when", when), now)  # which refuses NaN
         except (KeyError, OverflowError):  # the latter for infinity
-            bucket = self._bucket_for(when, now)
+            open_bucket = self._open_bucket(when)
+            bucket = self._bucket_for(when, now) if open_bucket is None else open_bucket
         entry._timer_deadline = when
         bucket.append(entry)
 
@@ -471,6 +471,16 @@ class TimingWheel:
             self._move(entry, self._bucket_for(seconds("when", when), now))
         entry._timer_deadline = when
 
+    def _open_bucket(self, when: float) -> Bucket | None:
+        """The bucket for `when` in the finest level in which it is open; None if it is in none."""
+        if not when > self._level0_end:
+            return self._level0_buckets.get(self.clock.due_tick(when))
+        for level in self.levels[1:] if when * self._rate < MAX_TICK else ():
+            bucket = level.buckets.get(floor(when * level.rate))
+            if bucket is not None:
+                return bucket
+        return None
+
     def _bucket_for(self, when: float, now: float) -> Bucket:
         """The bucket for a new entry that is due at `when`."""
         self._advance_clock(now)
@@ -488,7 +498,7 @@ class TimingWheel:
         while due_tick >= levels[depth].end_tick:
             depth += 1
             if depth == len(levels):
-                levels[depth:] = [Level(depth, self.wheel_size, self.current_tick)]
+                levels.append(self._new_level(depth))
         level = levels[depth]
         number = due_tick // level.tick
         bucket = level.buckets.get(number)
@@ -612,9 +622,13 @@ class TimingWheel:
             moved += len(entries)
         return moved
 
+    @compiled
     def _move_on(self, entry: TimerEntry) -> None:
-        """Moves an entry of a closed bucket to the bucket of its own tick."""
-        self._move(entry, self._bucket_for_tick(self.clock.due_tick(entry._timer_deadline)))
+        """Moves an entry of a closed bucket to a narrower one."""
+        bucket = self._open_bucket(entry._timer_deadline)
+        if bucket is None:
+            bucket = self._bucket_for_tick(self.clock.due_tick(entry._timer_deadline))
+        self._move(entry, bucket)
 
     def _move(self, entry: TimerEntry, target: Bucket) -> None:
         bucket = entry._timer_bucket
@@ -624,7 +638,7 @@ class TimingWheel:
 
     def _close(self, bucket: Bucket) -> None:
         """Removes `bucket` from its level, so that it accepts no more entries."""
-        self._forget_recent()
+        bucket.level.recent = None
         del bucket.level.buckets[bucket.number]
 
     # -- time
