@@ -82,8 +82,9 @@ class Sources(NamedTuple):
         """
         if not isinstance(meter, Meter):
             raise TypeError(f"meter must be a Meter, not {meter!r}")
-        several = map(_as_tuple, (purgatories, thresholds, polls))
-        return cls(meter, *several, relay, stream)
+        return cls(
+            meter, _as_tuple(purgatories), _as_tuple(thresholds), _as_tuple(polls), relay, stream
+        )
 
     def metrics(self) -> "list[Metric]":
         """The metrics of the given objects."""

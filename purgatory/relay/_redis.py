@@ -86,9 +86,10 @@ class TellingConnection:
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
         """Sends a command."""
-        reader, sending = self._reader, super()
+        reader = self._reader
+        sending: Any = super()  # of the class that this is put before
         try:
-            await sending.send_packed_command(*arguments, **options)  # type: ignore[misc]
+            await sending.send_packed_command(*arguments, **options)
         except LostConnection as error:
             words = b""
             with suppress(Exception):
