@@ -210,9 +210,8 @@ def _give_back(
         give_back(value)
     except BaseException as error:
         purgatory._report(f"give_back of {describe(condition)} raised", error)
-    if (
-        events._get_running_loop() is purgatory._loop
-    ):  # else the coroutine is being closed, after its loop
+    # After its loop, the coroutine is only being closed.
+    if events._get_running_loop() is purgatory._loop:
         for key in condition.keys:
             purgatory.check_and_complete(key)
 

@@ -488,8 +488,7 @@ def _check_retrieved_later(operation: Operation) -> None:
     """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
     that a task which begins to await the operation in the next iteration can retrieve it. One
     callback serves all operations of an iteration."""
-    loop = events._get_running_loop()
-    if loop is not None and _is_unretrieved(operation):
+    if _is_unretrieved(operation) and (loop := events._get_running_loop()) is not None:
         failed = dispatcher_of(loop).failed
         failed.append(operation)
         if len(failed) == 1:

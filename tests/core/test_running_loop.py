@@ -35,7 +35,7 @@ def test_function_of_asyncio_may_be_replaced_later(monkeypatch):
     loop.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_child_of_a_running_loop_has_none():
     purgatory = Purgatory()
