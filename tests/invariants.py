@@ -22,11 +22,12 @@ from purgatory._core import (
     thresholds,
 )
 from purgatory._core.dispatcher import Dispatcher
+from purgatory._core.key_check import KeyCheck
 from purgatory._core.loop import MAX_PER_ITERATION, UNBOUND, LoopTimingWheel
 from purgatory._core.operation import NO_RESULT
 from purgatory._core.states import PENDING
 from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue
-from purgatory._core.watch_lists import KeyCheck, WatchList, WatchLists, keys_of
+from purgatory._core.watch_lists import WatchList, WatchLists, keys_of
 from purgatory._core.wheel import TimingWheel
 
 __all__ = [

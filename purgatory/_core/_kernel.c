@@ -28,7 +28,7 @@
     X(LoopWheel, "loop.LoopTimingWheel") X(Task, "wheel_timer.TimerTask") \
     X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
     X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
-    X(Purgatory, "purgatory.Purgatory") X(KeyCheck, "watch_lists.KeyCheck") \
+    X(Home, "home.Home") X(Purgatory, "purgatory.Purgatory") X(KeyCheck, "key_check.KeyCheck") \
     X(WatchList, "watch_lists.WatchList") \
     X(Record, "observers.Record") X(Notifier, "observers.Notifier")
 
@@ -40,9 +40,9 @@
     X(Task, _callback) X(Task, _context) X(Task, _timer) X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) \
     X(Timeout, _state) X(Timeout, _handle) \
     X(Timeout, _when) X(Dispatcher, current) X(Dispatcher, queue) X(Dispatcher, completed) \
-    X(Purgatory, _by_key) X(Purgatory, _checks) X(Purgatory, _closed) X(Purgatory, _dispatcher) \
-    X(Purgatory, _inbox) X(Purgatory, _loop) X(Purgatory, _loop_wheel) X(Purgatory, _max_pending) \
-    X(Purgatory, _notifier) X(Purgatory, _time) X(Purgatory, _wheel) \
+    X(Home, _by_key) X(Home, _checks) X(Home, _closed) X(Home, _dispatcher) \
+    X(Home, _inbox) X(Home, _loop) X(Home, _loop_wheel) X(Home, _max_pending) \
+    X(Home, _notifier) X(Home, _time) X(Home, _wheel) \
     X(KeyCheck, _completed) X(KeyCheck, _home) X(KeyCheck, _tries) X(KeyCheck, key) \
     X(Record, cause) X(Record, failed_tries) X(Record, key) X(Record, keys) \
     X(Record, started_at) X(Notifier, name) X(Notifier, _observers) X(Notifier, _start_observers) \
@@ -58,9 +58,9 @@
 
 #define NAMES(X) \
     X(add) X(join) X(emptied) \
-    X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
+    X(look_if_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
-    X(_op_checked) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
+    X(_op_validated) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
     X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic) \
     X(__asyncio_running_event_loop__)
 
@@ -83,10 +83,10 @@
     X(lists_join, 3, 3, "watch_lists.WatchLists.join") \
     X(lists_leave, 3, 3, "watch_lists.WatchLists.leave") \
     X(lists_listed, 2, 2, "watch_lists.WatchLists.listed") \
-    X(check_try_untried, 3, 3, "watch_lists.KeyCheck._try_untried")
+    X(check_try_untried, 3, 3, "key_check.KeyCheck._try_untried")
 
 #define TYPES(X) /* types of this module */ \
-    X(Twin_Type) X(ListBase) X(WatchListBase) X(EntryBase) X(OperationBase) X(PurgatoryBase)
+    X(Twin_Type) X(ListBase) X(WatchListBase) X(EntryBase) X(OperationBase) X(HomeBase)
 
 typedef struct Twin Twin;
 
@@ -529,7 +529,7 @@ static PyType_Spec entry_spec = {
     "purgatory._core._kernel.Entry", sizeof(Entry), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, entry_slots};
 
-/* ---- BASE of operation.OperationSlots, the attributes of an operation
+/* ---- BASE of home.OperationSlots, the attributes of an operation
 
    An operation loses its keys before it gets a result, so both share a field. */
 
@@ -662,20 +662,20 @@ static PyType_Spec op_spec = {
     "purgatory._core._kernel.Operation", sizeof(Operation), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, op_slots};
 
-/* ---- BASE of purgatory.Purgatory: counts without an integer object for each change */
+/* ---- BASE of home.Home: counts without an integer object for each change */
 
 typedef struct {
     PyObject_HEAD
     Py_ssize_t completed, expired, cancelled, pending, watched;
 } Counts;
-#define COUNTS(purgatory) ((Counts *)(purgatory))
+#define COUNTS(home) ((Counts *)(home))
 #define COUNT(name) {"_" #name, T_PYSSIZET, offsetof(Counts, name), 0, NULL}
-static PyMemberDef purgatory_members[] = {
+static PyMemberDef home_members[] = {
     COUNT(completed), COUNT(expired), COUNT(cancelled), COUNT(pending), COUNT(watched), {0}};
-static PyType_Slot purgatory_slots[] = {{Py_tp_members, purgatory_members}, {0}};
-static PyType_Spec purgatory_spec = {
-    "purgatory._core._kernel.Purgatory", sizeof(Counts), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, purgatory_slots};
+static PyType_Slot home_slots[] = {{Py_tp_members, home_members}, {0}};
+static PyType_Spec home_spec = {
+    "purgatory._core._kernel.Home", sizeof(Counts), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, home_slots};
 
 /* ---- the wheel */
 
@@ -963,13 +963,22 @@ static PyObject *lists_listed(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     return list == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : list;
 }
 
-/* purgatory.Purgatory._leave(self, operation), which has `keys` no more */
-static int leave(State *st, PyObject *purgatory, PyObject *operation, PyObject *keys) {
-    PyObject **each, *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
-    COUNTS(purgatory)->pending--;
-    COUNTS(purgatory)->watched -= array_of(&keys, &each);
-    int failed = leave_lists(by_key, operation, keys);
-    Py_DECREF(by_key);
+/* home.Home._leave(self, operation) */
+static int leave(State *st, PyObject *home, PyObject *operation) {
+    PyObject **each, *keys = Py_NewRef(keys_watched(st, operation));
+    int failed = remove_entry(st, operation) < 0;
+    if (!failed && keys != st->UNWATCHED) {
+        PyObject *by_key = Py_NewRef(AT(home, Home, _by_key)), *wheel;
+        set_keys(operation, st->UNWATCHED);
+        COUNTS(home)->pending--;
+        COUNTS(home)->watched -= array_of(&keys, &each);
+        failed = leave_lists(by_key, operation, keys);
+        Py_DECREF(by_key);
+        wheel = AT(home, Home, _wheel);
+        if (!failed && COUNTS(home)->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
+            failed = done(CALL0(AT(home, Home, _loop_wheel), look_if_idle_later));
+    }
+    Py_DECREF(keys);
     return failed;
 }
 
@@ -999,27 +1008,19 @@ static void set_cause(State *st, PyObject *operation, PyObject *cause, PyObject 
     Py_DECREF(record);
 }
 
-/* operation.claim(operation, state, cause), purgatory.Purgatory._claim(self, operation, state): 1 if
-   this call was first; -1 is an exception */
+/* operation.claim(operation, state, cause): 1 if this call was first; -1 is an exception */
 static int claim(State *st, PyObject *operation, int state, PyObject *cause) {
     if (!IS(operation, PENDING)) return 0;
     OP(operation)->state = (char)state;
     set_cause(st, operation, cause, st->NO_KEY);
-    PyObject *purgatory = OP(operation)->home, *keys = keys_watched(st, operation);
-    if (!is_a(purgatory, st->Purgatory)) return 1;
-    Counts *counts = COUNTS(purgatory);
-    Py_INCREF(purgatory); Py_INCREF(keys);
+    PyObject *home = OP(operation)->home;
+    if (!is_a(home, st->Purgatory)) return 1;
+    Counts *counts = COUNTS(home);
     ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
         : &counts->cancelled);
-    int failed = remove_entry(st, operation) < 0;
-    if (!failed && keys != st->UNWATCHED) {
-        set_keys(operation, st->UNWATCHED);
-        failed = leave(st, purgatory, operation, keys);
-        PyObject *wheel = AT(purgatory, Purgatory, _wheel);
-        if (!failed && counts->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
-            failed = done(CALL0(AT(purgatory, Purgatory, _loop_wheel), check_idle_later));
-    }
-    Py_DECREF(purgatory); Py_DECREF(keys);
+    Py_INCREF(home);
+    int failed = leave(st, home, operation);
+    Py_DECREF(home);
     return failed ? -1 : 1;
 }
 
@@ -1136,10 +1137,10 @@ static int tell_ended(State *st, PyObject *notifier, PyObject *operation, PyObje
 /* Notifies observers of the end, once. */
 static int notify(State *st, PyObject *operation) {
     PyObject *home = OP(operation)->home, *record = GET_RARE(operation, RECORD);
-    PyObject *notifier = is_a(home, st->Purgatory) ? AT(home, Purgatory, _notifier) : NULL;
+    PyObject *notifier = is_a(home, st->Purgatory) ? AT(home, Home, _notifier) : NULL;
     if (record == NULL || notifier == NULL || notifier == Py_None) return 0;
     PyObject *args[] = {Py_NewRef(notifier), operation, Py_NewRef(record),
-        read_clock(st, AT(home, Purgatory, _time))};
+        read_clock(st, AT(home, Home, _time))};
     Py_CLEAR(OP(operation)->rare->attributes[RECORD]);
     int failed = args[3] == NULL || tell_ended(st, args[0], operation, args[2], args[3]);
     Py_DECREF(args[0]); Py_DECREF(args[2]); Py_XDECREF(args[3]);
@@ -1161,7 +1162,7 @@ static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
     return finish_steps(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
 }
 
-/* operation.try_complete(operation), of the `current` operation of the dispatcher */
+/* the call of the hook in operation.try_once */
 static int try_complete(State *st, PyObject *operation) {
     PyObject *result = CALL0(operation, try_complete);
     int holds = result == NULL ? -1 : PyObject_IsTrue(result);
@@ -1175,7 +1176,7 @@ static int try_complete(State *st, PyObject *operation) {
     return handle(st, st->try_failed, operation);
 }
 
-/* operation.record_try(operation, record, key): UNCOUNTED for a run that was requested and no more;
+/* operation._record_try(operation, record, key, cause): UNCOUNTED for a run that was requested and no more;
    -1 is an exception */
 #define UNCOUNTED 1
 static int record_try(State *st, PyObject *operation, PyObject *key, PyObject *cause) {
@@ -1196,9 +1197,9 @@ static int record_try(State *st, PyObject *operation, PyObject *key, PyObject *c
     return result;
 }
 
-/* operation.try_once(operation, key, is_last=False): 0, or UNCOUNTED; `operation` has the right
+/* operation.try_once(operation, key, cause, is_last): 0, or UNCOUNTED; `operation` has the right
    type */
-static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) {
+static int try_once(State *st, PyObject *operation, PyObject *key, PyObject *cause, int is_last) {
     PyObject *owner = GET_RARE(operation, OWNER), *left = NULL;
     if (owner != NULL) {
         Py_INCREF(owner);
@@ -1207,11 +1208,9 @@ static int try_once(State *st, PyObject *operation, PyObject *key, int is_last) 
         if (left == NULL) return -1;
     }
     if (left != NULL && left != Py_False)
-        return done(PyObject_CallFunctionObjArgs(
-            st->try_once, operation, key, is_last ? Py_True : Py_False, NULL));
+        return done(PyObject_CallFunctionObjArgs(st->try_once, operation, key, cause, NULL));
     int failed = try_complete(st, operation), recorded = 0;
-    if (!failed) recorded = record_try(st, operation, key,
-        key == st->NO_KEY ? st->DEADLINE : st->KEY);
+    if (!failed) recorded = record_try(st, operation, key, cause);
     failed = failed || recorded < 0;
     if (!failed && is_last) failed = claim(st, operation, EXPIRED, st->DEADLINE) < 0;
     if (IS(operation, PENDING)) return failed ? -1 : recorded;
@@ -1255,27 +1254,27 @@ static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
 
 /* The dispatcher of a purgatory; NULL if its `__init__` was called again. */
 static PyObject *dispatcher_of(State *st, PyObject *home) {
-    PyObject *dispatcher = is_a(home, st->Purgatory) ? AT(home, Purgatory, _dispatcher) : NULL;
+    PyObject *dispatcher = is_a(home, st->Purgatory) ? AT(home, Home, _dispatcher) : NULL;
     return is_a(dispatcher, st->Dispatcher) ? dispatcher : NULL;
 }
 /* The same, if its loop runs in this thread; or NULL, perhaps with an exception. */
 static PyObject *dispatcher_here(State *st, PyObject *home) {
-    if (!is_a(home, st->Purgatory) || is_running(st, AT(home, Purgatory, _loop)) != 1) return NULL;
+    if (!is_a(home, st->Purgatory) || is_running(st, AT(home, Home, _loop)) != 1) return NULL;
     return dispatcher_of(st, home);
 }
 
-/* operation.DelayedOperation._timer_expired(self), purgatory.Purgatory._expire(self, operation) */
+/* operation.DelayedOperation._timer_expired(self), operation.expire(operation) */
 static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *operation = a[0], *purgatory = is_made(st, operation) ? OP(operation)->home : NULL,
         *dispatcher = dispatcher_of(st, purgatory);
     if (dispatcher == NULL || !IS(operation, PENDING)
-        || PyObject_IsTrue(AT(purgatory, Purgatory, _inbox))
-        || PyDict_GET_SIZE(AT(purgatory, Purgatory, _checks))) return PASS;
+        || PyObject_IsTrue(AT(purgatory, Home, _inbox))
+        || PyDict_GET_SIZE(AT(purgatory, Home, _checks))) return PASS;
     PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL;
     Py_INCREF(dispatcher); Py_INCREF(purgatory);
     put(&AT(dispatcher, Dispatcher, current), operation);
-    int failed = try_once(st, operation, st->NO_KEY, 1) < 0;
+    int failed = try_once(st, operation, st->NO_KEY, st->DEADLINE, 1) < 0;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     put(&AT(dispatcher, Dispatcher, current), Py_None);
     if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
@@ -1368,11 +1367,11 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
     return PyObject_CallOneArg(st->unique_keys, keys);
 }
 
-/* lets an operation wait; a finalizer may end it meanwhile */
+/* home.Home._join(self, operation, keys, when, now) */
 static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched, double when,
     PyObject *now) {
-    PyObject **each, *wheel = Py_NewRef(AT(purgatory, Purgatory, _wheel)),
-        *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    PyObject **each, *wheel = Py_NewRef(AT(purgatory, Home, _wheel)),
+        *by_key = Py_NewRef(AT(purgatory, Home, _by_key));
     int failed = join_lists(st, by_key, operation, watched);
     Py_DECREF(by_key);
     if (!failed) {
@@ -1381,13 +1380,7 @@ static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *w
         set_keys(operation, watched);
     }
     if (!failed && !isnan(when)) failed = add_to_wheel(st, wheel, operation, when, now);
-    if (!failed && !IS(operation, PENDING)) {
-        failed = remove_entry(st, operation) < 0;
-        if (!failed && keys_watched(st, operation) != st->UNWATCHED) {
-            set_keys(operation, st->UNWATCHED);
-            failed = leave(st, purgatory, operation, watched);
-        }
-    }
+    if (!failed && !IS(operation, PENDING)) failed = leave(st, purgatory, operation);
     Py_DECREF(wheel);
     return failed;
 }
@@ -1396,7 +1389,7 @@ static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *w
 static int is_known(State *st, PyObject *operation) {
     PyTypeObject *type = Py_TYPE(operation), *base = st->OperationBase;
     if (type->tp_richcompare == base->tp_richcompare && type->tp_hash == base->tp_hash) return 1;
-    PyObject *checked = PyObject_GetAttr((PyObject *)type, st->s__op_checked);
+    PyObject *checked = PyObject_GetAttr((PyObject *)type, st->s__op_validated);
     if (checked == NULL) PyErr_Clear();
     else Py_DECREF(checked);
     return checked == (PyObject *)type;
@@ -1404,17 +1397,17 @@ static int is_known(State *st, PyObject *operation) {
 
 /* Whether an operation is new, and an purgatory can watch it without Python's help. */
 static int is_watchable(State *st, PyObject *purgatory, PyObject *operation) {
-    PyObject *checks = AT(purgatory, Purgatory, _checks);
+    PyObject *checks = AT(purgatory, Home, _checks);
     return OP(operation)->home == Py_None && IS(operation, PENDING)
-        && GET_RARE(operation, WAITERS) == NULL && AT(purgatory, Purgatory, _closed) == Py_False
+        && GET_RARE(operation, WAITERS) == NULL && AT(purgatory, Home, _closed) == Py_False
         && PyDict_GET_SIZE(checks) == 0;
 }
 
 /* The rest of `try_complete_else_watch`, once the operation was tried; -1 is an exception. */
 static int wait_until(State *st, PyObject *purgatory, PyObject *operation, PyObject *watched,
     double when, PyObject *now) {
-    if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Purgatory, _max_pending) != Py_None
-        || AT(purgatory, Purgatory, _closed) != Py_False) {
+    if (when <= PyFloat_AS_DOUBLE(now) || AT(purgatory, Home, _max_pending) != Py_None
+        || AT(purgatory, Home, _closed) != Py_False) {
         PyObject *until = get_time(when);
         PyObject *answer = until == NULL ? NULL : CALL(purgatory, _may_wait, operation, until, now);
         int may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
@@ -1458,10 +1451,10 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *dispatcher = dispatcher_here(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
     if (!is_watchable(st, purgatory, operation)
-        || !is_quiet(st, AT(purgatory, Purgatory, _notifier))) return PASS;
+        || !is_quiet(st, AT(purgatory, Home, _notifier))) return PASS;
     Py_INCREF(dispatcher);
     if ((watched = watched_keys(st, a[2])) == NULL) goto out;
-    if ((now = read_clock(st, AT(purgatory, Purgatory, _time))) == NULL) goto out;
+    if ((now = read_clock(st, AT(purgatory, Home, _time))) == NULL) goto out;
     /* A key's own methods may have run a check, or watched the operation. */
     if (!is_float(now) || !is_watchable(st, purgatory, operation)) {
         result = PASS;
@@ -1469,7 +1462,7 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     }
     double timeout = OP(operation)->timeout; /* NaN: none, as in `when` */
     double when = isnan(timeout) ? DEADLINE(operation) : PyFloat_AS_DOUBLE(now) + timeout;
-    if (AT(purgatory, Purgatory, _notifier) != Py_None && observe(st, operation, watched, now))
+    if (AT(purgatory, Home, _notifier) != Py_None && observe(st, operation, watched, now))
         goto out;
     PyObject *interrupted = get(AT(dispatcher, Dispatcher, current));
     put(&OP(operation)->home, purgatory);
@@ -1499,7 +1492,7 @@ out:
 
 /* observers.Notifier.key_checked, of a check with one operation */
 static int notify_check(State *st, PyObject *purgatory, PyObject *key, int completed) {
-    PyObject *notifier = AT(purgatory, Purgatory, _notifier);
+    PyObject *notifier = AT(purgatory, Home, _notifier);
     if (!is_a(notifier, st->Notifier)) return 0;
     PyObject *observers = AT(notifier, Notifier, _check_observers);
     if (observers != NULL && PyList_CheckExact(observers) && PyList_GET_SIZE(observers) == 0)
@@ -1519,7 +1512,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     PyObject *purgatory = a[0], *key = a[1], *result = NULL;
     PyObject *dispatcher = dispatcher_here(st, purgatory);
     if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    PyObject *by_key = Py_NewRef(AT(purgatory, Purgatory, _by_key));
+    PyObject *by_key = Py_NewRef(AT(purgatory, Home, _by_key));
     Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
     Py_DECREF(by_key);
@@ -1535,7 +1528,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     } else {
         long long before = PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed));
         put(&AT(dispatcher, Dispatcher, current), operation);
-        int tried = try_once(st, operation, key, 0), completed = IS(operation, COMPLETED);
+        int tried = try_once(st, operation, key, st->KEY, 0), completed = IS(operation, COMPLETED);
         int failed = tried < 0 || (tried != UNCOUNTED && notify_check(st, purgatory, key, completed));
         if (leave_hook(st, dispatcher, failed) == 0)
             result = PyLong_FromLongLong(completed - before
@@ -1545,7 +1538,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return result;
 }
 
-/* watch_lists.KeyCheck._try_untried(self, operations, budget) */
+/* key_check.KeyCheck._try_untried(self, operations, budget) */
 static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *check = a[0], *dispatcher = dispatcher_of(st, AT(check, KeyCheck, _home));
@@ -1564,7 +1557,7 @@ static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py
         if (IS(operation, PENDING)) {
             PyObject *keys = Py_NewRef(keys_watched(st, operation));
             put(&AT(dispatcher, Dispatcher, current), operation);
-            int tried = try_once(st, operation, key, 0);
+            int tried = try_once(st, operation, key, st->KEY, 0);
             failed = tried < 0 || (!tried && add_to(&AT(check, KeyCheck, _tries), 1));
             if (!failed && !IS(operation, PENDING) && PyTuple_CheckExact(keys)) {
                 PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
@@ -1611,10 +1604,10 @@ static const struct {
     {"wheel.EntryList", offsetof(State, ListBase), 0, &list_spec, "_entries"},
     {"watch_lists.WatchList", offsetof(State, WatchListBase), 0, &watch_list_spec,
     "first last links untried"},
-    {"operation.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
+    {"home.OperationSlots", offsetof(State, OperationBase), offsetof(State, EntryBase),
     &op_spec,
     "_op_home _op_keys _op_owner _op_record _op_result _op_state _op_timeout _op_waiters"},
-    {"purgatory.Purgatory", offsetof(State, PurgatoryBase), 0, &purgatory_spec,
+    {"home.Home", offsetof(State, HomeBase), 0, &home_spec,
     "_completed _expired _cancelled _pending _watched"},
 };
 #define SLOT(at) ((PyObject **)((char *)st + (at)))

@@ -64,7 +64,7 @@ def seconds(name: str, value: Any) -> float:
     return value  # type: ignore[no-any-return]
 
 
-def check_drain(drain: float) -> float:
+def require_drain(drain: float) -> float:
     """A number of seconds that was given as the argument `drain`.
 
     Raises:
@@ -76,7 +76,7 @@ def check_drain(drain: float) -> float:
     return drain
 
 
-def check_limit(name: str, number: int | None) -> None:
+def require_limit(name: str, number: int | None) -> None:
     """Checks a maximum that was given as the argument `name`; None for no limit.
 
     Raises:
@@ -88,7 +88,7 @@ def check_limit(name: str, number: int | None) -> None:
         raise kind(f"{name} must be an int of at least 1, or None, not {describe(number)}")
 
 
-def check_kind(kind: object) -> None:
+def require_kind(kind: object) -> None:
     """Raises `TypeError` unless the argument `kind` is a string or None."""
     if kind is not None and not isinstance(kind, str):
         raise TypeError(f"kind must be a string or None, got {describe(kind)}")

@@ -9,63 +9,60 @@ Entering a closed purgatory as a context manager opens it again, so that an obje
 module can serve one lifespan after another.
 """
 
-from asyncio import current_task, sleep, wait
+from asyncio import Event, current_task, sleep, wait
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
 
 from purgatory._core import logs
 from purgatory._core.arguments import printable
 from purgatory._core.errors import PurgatoryClosed
+from purgatory._core.home import Home
 from purgatory._core.loop import MAX_PER_ITERATION
 from purgatory._core.observers import Cause
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import steps_to_leave
 
-if TYPE_CHECKING:
-    from purgatory._core.purgatory import Purgatory
-
 Batches = Iterator[tuple[list[Operation], int]]
 """The cancelled operations of each step, and its work, in operations."""
 
 
-async def close(purgatory: "Purgatory[Any]", drain: float) -> list[Operation]:
+async def close(home: Home, drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
-    purgatory._closed = True
+    home._closed = True
     try:
-        if drain > 0.0 and purgatory.pending:
-            idle = purgatory._idle_waiter or purgatory._loop.create_future()
-            purgatory._idle_waiter = idle
+        if drain > 0.0 and home._pending:
+            idle = home._idle_waiter or home._loop.create_future()
+            home._idle_waiter = idle
             await wait((idle,), timeout=drain)
-        cancelled = await in_batches(cancel_all(purgatory))
+        cancelled = await in_batches(cancel_all(home))
         if cancelled and drain > 0.0:
-            logs.cancelled_by_drain(purgatory.name, len(cancelled), drain)
-        if purgatory._dispatcher.queue:
-            answered = purgatory._loop.create_future()
-            purgatory._dispatcher.defer(lambda _: answered.done() or answered.set_result(None))
-            await answered
+            logs.cancelled_by_drain(home.name, len(cancelled), drain)
+        if home._dispatcher.queue:
+            answered = Event()
+            home._dispatcher.defer(lambda _: answered.set())
+            await answered.wait()
     except BaseException:
-        for _ in cancel_all(purgatory):
+        for _ in cancel_all(home):
             pass
         raise  # deferred work runs in the next iterations
     here = current_task()
-    while others := [over for over, task in purgatory._async_waits.items() if task is not here]:
+    while others := [over for over, task in home._async_waits.items() if task is not here]:
         await wait(others)
     return cancelled
 
 
-def open_again(purgatory: "Purgatory[Any]") -> None:
+def open_again(home: Home) -> None:
     """Reopens a purgatory, if it is closed.
 
     Raises:
         PurgatoryClosed: it is still being closed.
         WrongLoop: it is bound to another loop, which is not closed.
     """
-    if purgatory._closed:
-        action = f"open {printable(purgatory.name)} again"
-        purgatory._bind(action)
-        if purgatory.pending:
+    if home._closed:
+        action = f"open {printable(home.name)} again"
+        home._bind(action)
+        if home._pending:
             raise PurgatoryClosed(f"cannot {action}: it is being closed, and some still wait in it")
-        purgatory._closed = False
+        home._closed = False
 
 
 async def in_batches(ending: Batches) -> list[Operation]:
@@ -82,17 +79,15 @@ async def in_batches(ending: Batches) -> list[Operation]:
     return ended
 
 
-def cancel_all(purgatory: "Purgatory[Any]") -> Batches:
+def cancel_all(home: Home) -> Batches:
     """Ends all pending operations of a purgatory, one at each step."""
-    for key in list(purgatory._by_key):
-        yield from cancel_key(purgatory, key, Cause.CLOSED)
+    for key in list(home._by_key):
+        yield from cancel_key(home, key, Cause.CLOSED)
 
 
-def cancel_key(
-    purgatory: "Purgatory[Any]", key: Hashable, cause: Cause = Cause.CANCELLED
-) -> Batches:
+def cancel_key(home: Home, key: Hashable, cause: Cause = Cause.CANCELLED) -> Batches:
     """Ends the operations that watch `key`, one at each step."""
-    while found := purgatory._by_key.operations(key, MAX_PER_ITERATION):
+    while found := home._by_key.operations(key, MAX_PER_ITERATION):
         for operation in found:
             keys = operation._op_keys
             # An operation whose outcome was decided has completed instead.

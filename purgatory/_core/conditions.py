@@ -23,33 +23,24 @@ Predicates run in the context of their wait, as with `asyncio.Condition.wait_for
 that is a copy of the waiting task's context.
 """
 
-from asyncio import (
-    Future,
-    InvalidStateError,
-    current_task,
-    events,
-    isfuture,
-    sleep,
-)
+from asyncio import Future, InvalidStateError, current_task, events, isfuture, sleep
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
-from purgatory._core.arguments import check_kind, describe
+from purgatory._core.arguments import describe, require_kind
 from purgatory._core.errors import OperationCancelled, OperationTimeout
 from purgatory._core.failure import Failure
-from purgatory._core.observers import NO_KEY, Cause
+from purgatory._core.home import Home
+from purgatory._core.observers import DEADLINE, FIRST_TRY, KEY, NO_KEY, Cause
 from purgatory._core.operation import (
     EXITS,
-    NO_RESULT,
     DelayedOperation,
     abandon,
-    add_owner,
     claim,
     fail,
-    has_result,
     owner_has_left,
     wake_owner,
 )
@@ -57,9 +48,6 @@ from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._core.timeouts import Timeout, running_wheel
 from purgatory._core.watch_lists import keys_of
 from purgatory._core.wheel import TimerEntry
-
-if TYPE_CHECKING:
-    from purgatory._core.purgatory import Purgatory
 
 T = TypeVar("T")
 
@@ -76,6 +64,7 @@ class Condition(DelayedOperation[T | None]):
     """Waits until a predicate is true; the result is its first true value.
 
     Attributes:
+        keys: a copy of the keys as they were given.
         runs: the runs of an asynchronous predicate; None while the predicate is plain.
         value: the first true value, or None.
     """
@@ -89,6 +78,14 @@ class Condition(DelayedOperation[T | None]):
         timeout: float | None,
         kind: str | None,
     ) -> None:
+        if not callable(predicate):
+            raise TypeError(f"predicate must be a function, got {describe(predicate)}")
+        require_kind(kind)
+        if type(keys) is list:
+            keys = keys.copy()
+        elif not isinstance(keys, (str, bytes, tuple)):
+            with suppress(TypeError):  # which `try_complete_else_watch` explains
+                keys = list(keys)
         super().__init__(timeout)
         self._op_kind = kind
         self.predicate = predicate
@@ -136,7 +133,7 @@ class Receiver(DelayedOperation[Any]):
     __slots__ = ("_op_kind", "key", "value")
 
     def __init__(self, key: Hashable, timeout: float | None, kind: str | None = None) -> None:
-        check_kind(kind)
+        require_kind(kind)
         super().__init__(timeout)
         self._op_kind = kind
         self.key = key
@@ -153,67 +150,6 @@ class Receiver(DelayedOperation[Any]):
 
     def __repr__(self) -> str:
         return f"<receive {self.key!r} {self.state.value}>"
-
-
-async def wait_for(
-    purgatory: "Purgatory[Any]",
-    predicate: Callable[[], Any],
-    keys: Iterable[Hashable],
-    timeout: float | None,
-    give_back: Callable[[Any], object] | None,
-    kind: str | None,
-) -> Any:
-    """`Purgatory.wait_for`."""
-    if not callable(predicate):
-        raise TypeError(f"predicate must be a function, got {describe(predicate)}")
-    if give_back is not None and not callable(give_back):
-        raise TypeError(f"give_back must be a function or None, got {describe(give_back)}")
-    check_kind(kind)
-    if type(keys) is list:
-        keys = keys.copy()
-    elif not isinstance(keys, (str, bytes, tuple)):
-        with suppress(TypeError):  # which `try_complete_else_watch` explains
-            keys = list(keys)
-    condition: Condition[Any] = Condition(predicate, keys, timeout, kind)
-    try:
-        purgatory.try_complete_else_watch(condition, keys)
-        if condition.runs is None and not has_result(condition):
-            await add_owner(condition)
-        if condition.runs is not None:
-            return await _run_until_true(purgatory, condition, condition.runs, timeout)
-        if condition._op_state is EXPIRED:
-            raise _end_error(condition, timeout)
-        return condition.result()
-    except BaseException:
-        if give_back is not None and condition.value is not None:
-            _give_back(purgatory, condition, give_back)
-        abandon(condition)
-        if condition._op_state is CANCELLED and condition._op_record is None:
-            condition._op_result = NO_RESULT  # a failure refers to frames that refer to it
-        raise
-    finally:
-        unawaited = None if condition.runs is None else condition.runs.returned
-        if isinstance(unawaited, (Coroutine, Generator)):
-            unawaited.close()
-        elif isfuture(unawaited):
-            unawaited.cancel()
-        del condition, unawaited  # which would make a cycle with the traceback of its failure
-
-
-def _give_back(
-    purgatory: "Purgatory[Any]", condition: Condition[T], give_back: Callable[[Any], object]
-) -> None:
-    """Gives back the value that a wait has taken and cannot return, and has the keys checked, so
-    that the next waiter gets it."""
-    value, condition.value = condition.value, None
-    try:
-        give_back(value)
-    except BaseException as error:
-        purgatory._report(f"give_back of {describe(condition)} raised", error)
-    # After its loop, the coroutine is only being closed.
-    if events._get_running_loop() is purgatory._loop:
-        for key in condition.keys:
-            purgatory.check_and_complete(key)
 
 
 class Runs(TimerEntry):
@@ -238,6 +174,13 @@ class Runs(TimerEntry):
         self.longest = 0.0
         self.sleeper: Future[None] | None = None
 
+    def close(self) -> None:
+        """Ends what the predicate has returned, if no task awaits it."""
+        if isinstance(self.returned, (Coroutine, Generator)):
+            self.returned.close()
+        elif isfuture(self.returned):
+            self.returned.cancel()
+
     def request(self) -> None:
         """Requests a run, for a check."""
         self.is_requested = True
@@ -260,13 +203,13 @@ class Runs(TimerEntry):
             self.longest = max(self.longest, time() - began)
         return value
 
-    async def requested(self, purgatory: "Purgatory[Any]", condition: Condition[Any]) -> None:
+    async def requested(self, home: Home, condition: Condition[Any]) -> None:
         """Waits until a run is requested; for an iteration of the loop at least."""
         deadline, allowed = condition.deadline, condition._op_timeout
         if deadline is not None and allowed is not None and not self.last_has_begun:
-            wheel, now = running_wheel().wheel, purgatory._time()
+            wheel, now = running_wheel().wheel, home._time()
             # At least a tick, because a run that takes no time could come after the deadline.
-            ahead = max(2 * self.longest, wheel.clock.tick, purgatory._wheel.clock.tick)
+            ahead = max(2 * self.longest, wheel.clock.tick, home._wheel.clock.tick)
             when = deadline - min(ahead, LAST_RUN_WITHIN * allowed)
             if when <= now:
                 self.is_last_due = True
@@ -277,19 +220,19 @@ class Runs(TimerEntry):
         if self.is_requested or self.is_last_due:
             await sleep(0)
         else:
-            self.sleeper = purgatory._loop.create_future()
+            self.sleeper = home._loop.create_future()
             await self.sleeper
 
     def begin(self) -> Cause:
         """Notes that a run begins; returns what it would end the wait by."""
-        cause = Cause.KEY if self.is_requested else Cause.DEADLINE
+        cause = KEY if self.is_requested else DEADLINE
         self.last_has_begun = self.last_has_begun or self.is_last_due
         self.is_requested = self.is_last_due = False
         return cause
 
 
-async def _run_until_true(
-    purgatory: "Purgatory[Any]", condition: Condition[T], runs: Runs, timeout: float | None
+async def run_until_true(
+    home: Home, condition: Condition[T], runs: Runs, timeout: float | None
 ) -> T:
     """Runs an asynchronous predicate whenever that is requested, until it is true; returns its
     value.
@@ -300,7 +243,7 @@ async def _run_until_true(
     loop = events.get_running_loop()
     limit = Timeout(None)
     over, ended = loop.create_future(), loop.create_future()
-    purgatory._async_waits[over] = current_task()
+    home._async_waits[over] = current_task()
 
     def interrupt(_: object) -> None:  # a run in progress, as the deadline of a timeout would
         if not over.done():
@@ -313,19 +256,19 @@ async def _run_until_true(
             if condition._op_state is not PENDING:
                 interrupt(None)
             key = condition.take_key()  # of the check that has called the predicate first, if any
-            cause = Cause.FIRST_TRY if key is NO_KEY else Cause.KEY
+            cause = FIRST_TRY if key is NO_KEY else KEY
             while True:
-                value = await runs.value(purgatory._time)
+                value = await runs.value(home._time)
                 if condition._op_state is not PENDING:  # since it may swallow its cancellation
                     condition.value = value or None  # to be given back
                     break
-                if cause is Cause.DEADLINE and runs.is_requested:  # a check came during the run
-                    cause, key = Cause.KEY, condition.take_key()
+                if cause is DEADLINE and runs.is_requested:  # a check came during the run
+                    cause, key = KEY, condition.take_key()
                 condition.value = value or None
-                _end_run(purgatory, condition, cause, key)
+                _end_run(home, condition, cause, key)
                 if value:
                     return value  # type: ignore[no-any-return]
-                await runs.requested(purgatory, condition)
+                await runs.requested(home, condition)
                 if condition._op_state is not PENDING:
                     break
                 cause, key = runs.begin(), condition.take_key()
@@ -335,35 +278,33 @@ async def _run_until_true(
         if condition._op_state is PENDING:
             fail(condition, error)
         elif not isinstance(error, EXITS):
-            raise _end_error(condition, timeout) from (None if is_interrupt else error)
+            raise end_error(condition, timeout) from (None if is_interrupt else error)
         raise
     finally:
-        del purgatory._async_waits[over]
+        del home._async_waits[over]
         over.set_result(None)
         if runs._timer_bucket is not None:
             runs._timer_bucket.remove(runs)
-    raise _end_error(condition, timeout)
+    raise end_error(condition, timeout)
 
 
-def _end_run(
-    purgatory: "Purgatory[Any]", condition: Condition[Any], cause: Cause, key: Any
-) -> None:
+def _end_run(home: Home, condition: Condition[Any], cause: Cause, key: Any) -> None:
     """Completes a wait whose run was true. Notifies observers of the run, as of a check that has
     tried one operation."""
     keys, record, is_true = condition._op_keys, condition._op_record, condition.value is not None
     if is_true:
         claim(condition, COMPLETED, cause, key)
-        purgatory._dispatcher.perform(condition._op_finish)
-        if cause is Cause.DEADLINE:
-            purgatory._count_missed_trigger(condition, keys_of(keys))
+        home._dispatcher.perform(condition._op_finish)
+        if cause is DEADLINE:
+            home._count_missed_trigger(condition, keys_of(keys))
     elif record is not None:
         record.failed_tries += 1
-    notifier = purgatory._notifier
+    notifier = home._notifier
     if notifier is not None and key is not NO_KEY:
-        purgatory._dispatcher.perform(lambda _: notifier.key_checked(key, 1, int(is_true)))
+        home._dispatcher.perform(lambda _: notifier.key_checked(key, 1, int(is_true)))
 
 
-def _end_error(condition: Condition[Any], timeout: float | None) -> BaseException:
+def end_error(condition: Condition[Any], timeout: float | None) -> BaseException:
     """Why a wait has ended without a value."""
     if type(failure := condition._op_result) is Failure:
         return failure.exception.with_traceback(failure.traceback)
@@ -374,18 +315,8 @@ def _end_error(condition: Condition[Any], timeout: float | None) -> BaseExceptio
     )
 
 
-async def receive(
-    purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None, kind: str | None
-) -> Any:
-    """`Purgatory.receive`."""
-    receiver = Receiver(key, timeout, kind)
-    try:
-        return _received(receiver, await purgatory.wait(receiver, (key,)), timeout)
-    finally:
-        del receiver  # which would make a cycle with the traceback of its failure
-
-
-def _received(receiver: Receiver, value: Any, timeout: float | None) -> Any:
+def received(receiver: Receiver, value: Any, timeout: float | None) -> Any:
+    """What a receiver that has ended returns; raises `OperationTimeout` if it has expired."""
     if receiver.state is EXPIRED:
         key = describe(receiver.key)
         raise OperationTimeout(f"nothing was delivered to {key} within {timeout} s")
@@ -414,17 +345,21 @@ class Reply:
     A cancelled `await` may be repeated within the block.
     """
 
-    __slots__ = ("_purgatory", "_receiver", "_timeout")
+    __slots__ = ("_receiver", "_timeout", "_watch")
 
     def __init__(
-        self, purgatory: "Purgatory[Any]", key: Hashable, timeout: float | None, kind: str | None
+        self,
+        watch: Callable[[Receiver, Iterable[Hashable]], bool],
+        key: Hashable,
+        timeout: float | None,
+        kind: str | None,
     ) -> None:
-        self._purgatory = purgatory
+        self._watch = watch
         self._receiver = Receiver(key, timeout, kind)
         self._timeout = timeout
 
     def __enter__(self) -> "Reply":
-        self._purgatory.try_complete_else_watch(self._receiver, (self._receiver.key,))
+        self._watch(self._receiver, (self._receiver.key,))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -442,7 +377,7 @@ class Reply:
         if self._receiver._op_home is None:
             raise InvalidStateError(f"cannot await {describe(self)}: its block was not entered")
         value = yield from self._receiver.__await__()
-        return _received(self._receiver, value, self._timeout)
+        return received(self._receiver, value, self._timeout)
 
     def __repr__(self) -> str:
         return f"<Reply {self._receiver.key!r} {self._receiver.state.value}>"

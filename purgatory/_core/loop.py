@@ -221,7 +221,7 @@ BUSY_WINDOW: Final = 0.1
 """In seconds. A wheel is busy if it became empty `BUSY_AFTER` times, each time within this interval
 of the previous one."""
 BUSY_DELAY: Final = 0.01
-"""The delay in seconds before a busy wheel is checked for entries. To cancel and to arm buckets in
+"""The delay in seconds before a busy wheel is looked at. To cancel and to arm buckets in
 each iteration of the loop would cost more than the entries themselves."""
 
 
@@ -238,9 +238,9 @@ class LoopTimingWheel(LoopBinding):
 
     __slots__ = (
         "_continuation_scheduled",
-        "_idle_checks",
+        "_idle_looks",
         "_is_working",
-        "_last_idle_check",
+        "_last_idle_look",
         "_min_delay",
         "on_idle",
         "wake_ups",
@@ -250,7 +250,7 @@ class LoopTimingWheel(LoopBinding):
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__()
         self.wheel = TimingWheel(
-            tick, wheel_size, self._arm, self.check_idle_later, self._check_clock
+            tick, wheel_size, self._arm, self.look_if_idle_later, self._follow_clock
         )
         self._min_delay = min(tick, MAX_MIN_DELAY) / 16
         """Seconds by which a bucket is armed later than before, at least."""
@@ -258,10 +258,10 @@ class LoopTimingWheel(LoopBinding):
         self.wake_ups = 0
         self._continuation_scheduled = self._is_working = False
         """Whether the next iteration of the loop continues the work; whether this one works."""
-        self._idle_checks = 0
+        self._idle_looks = 0
         """How often in succession the wheel became empty within `BUSY_WINDOW`."""
-        self._last_idle_check = -inf
-        """The time of the last idle check."""
+        self._last_idle_look = -inf
+        """When the wheel was last looked at, in seconds."""
 
     def bind(
         self, action: str, value: object = UNBOUND, pending: int | None = None, threadsafe: str = ""
@@ -276,7 +276,7 @@ class LoopTimingWheel(LoopBinding):
             self.wheel.reset_clock()
             self.wheel.notify_empty = True
             self._continuation_scheduled = False
-            self._last_idle_check = -inf
+            self._last_idle_look = -inf
         return is_new
 
     # -- arming buckets
@@ -319,7 +319,7 @@ class LoopTimingWheel(LoopBinding):
             bucket,
         )
 
-    def _check_clock(self) -> None:
+    def _follow_clock(self) -> None:
         """Takes the wheel back with a clock that has leapt back."""
         now = self.time()
         if now < self.wheel.clock.instant(self.wheel.current_tick):
@@ -350,24 +350,22 @@ class LoopTimingWheel(LoopBinding):
 
     # -- when nothing waits any more
 
-    def check_idle_later(self) -> None:
+    def look_if_idle_later(self) -> None:
         """Looks soon whether anything waits. To be called when that may not be so, and
         `wheel.notify_empty` is true."""
         if running_loop() is not self.loop:
             return  # an unfinished coroutine is being closed; its loop may be closed already
-        if self._idle_checks < BUSY_AFTER:
-            self.loop.call_soon(self._check_idle, context=Context())
+        if self._idle_looks < BUSY_AFTER:
+            self.loop.call_soon(self._look_if_idle, context=Context())
         else:
-            self.loop.call_later(BUSY_DELAY, self._check_idle, context=Context())
+            self.loop.call_later(BUSY_DELAY, self._look_if_idle, context=Context())
         self.wheel.notify_empty = False  # last: if scheduling raises, the next end schedules again
 
-    def _check_idle(self) -> None:
+    def _look_if_idle(self) -> None:
         wheel, now = self.wheel, self.time()
         wheel.notify_empty = True
-        self._idle_checks = (
-            self._idle_checks + 1 if now < self._last_idle_check + BUSY_WINDOW else 0
-        )
-        self._last_idle_check = now
+        self._idle_looks = self._idle_looks + 1 if now < self._last_idle_look + BUSY_WINDOW else 0
+        self._last_idle_look = now
         if wheel.is_empty():
             self._cancel_callbacks()
             wheel.forget_buckets()

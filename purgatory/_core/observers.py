@@ -55,6 +55,13 @@ class Cause(Enum):
     __hash__ = object.__hash__
 
 
+# On Python 3.11 a look-up in an enum costs as much as a call.
+FIRST_TRY: Final = Cause.FIRST_TRY
+KEY: Final = Cause.KEY
+DEADLINE: Final = Cause.DEADLINE
+FORCED: Final = Cause.FORCED
+
+
 @final
 class Ended(NamedTuple):
     """An operation that has ended and been answered. Instants are in the loop's time, durations in
@@ -146,8 +153,8 @@ NO_KEY: Final[Any] = object()
 
 _new_tuple: Final = tuple.__new__
 
-constants(Ended=Ended, Failure=Failure, FIRST_TRY=Cause.FIRST_TRY, NO_KEY=NO_KEY)
-constants(FORCED=Cause.FORCED, KEY=Cause.KEY, DEADLINE=Cause.DEADLINE)
+constants(Ended=Ended, Failure=Failure, NO_KEY=NO_KEY)
+constants(FIRST_TRY=FIRST_TRY, KEY=KEY, DEADLINE=DEADLINE, FORCED=FORCED)
 
 
 @final
@@ -169,7 +176,7 @@ class Record:
         self.keys = keys
         self.started_at = started_at
         self.failed_tries = 0
-        self.cause = Cause.FIRST_TRY
+        self.cause: Cause = FIRST_TRY
         self.key: Hashable = NO_KEY
 
 
@@ -234,7 +241,7 @@ class Notifier:
                 self.name, operation._op_kind or type(operation).__name__, keys if type(keys) is tuple else (keys,),
                 started_at, now, None if timeout is None or isinf(timeout) else timeout,
                 state, cause, None if key is NO_KEY else key, record.failed_tries,
-                cause is Cause.DEADLINE and state is COMPLETED,
+                cause is DEADLINE and state is COMPLETED,
                 result.exception if type(result) is Failure else None, id(operation),
             ))
         )  # fmt: skip

@@ -8,8 +8,7 @@ the code here.
                │       cancel, aclose, a try that raised
                └──────────────────────────> CANCELLED
 
-    try_once         when first watched, by a check of a key, at the deadline; an operation that
-                     ends in a try is finished at once
+    try_once         when first watched, by a check of a key, at the deadline
     claim            the compare-and-set: out of PENDING, the wheel and all watch lists in one step
     finish           `on_complete`, and `on_expiration` if it expired; an exception of a hook
                      becomes the result. Then the tasks that await it are woken, and the observers
@@ -21,8 +20,9 @@ finishes it, even if a hook has claimed it meanwhile. Code that claims another o
 at once, or, within a hook, when that hook has returned: see `dispatcher`. To finish an operation
 twice does nothing.
 
-The steps are functions, not methods, and private attributes begin with `_op_`, because the other
-names of a class that users subclass belong to them.
+An operation knows its `home`, and not the purgatory above it. The steps are functions, not methods,
+and private attributes begin with `_op_`, because the other names of a class that users subclass
+belong to them.
 
 Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is
 `Future`, whose `result` and whose handling of exceptions are the same.
@@ -41,52 +41,20 @@ from purgatory._core.arguments import describe, seconds
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
 from purgatory._core.failure import Failure
+from purgatory._core.home import OperationSlots
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import report, running_loop
-from purgatory._core.observers import NO_KEY, Cause, Record
+from purgatory._core.observers import DEADLINE, FIRST_TRY, FORCED, KEY, NO_KEY, Cause, Record
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
-from purgatory._core.wheel import TimerEntry
-
-if TYPE_CHECKING:
-    from purgatory._core.purgatory import Purgatory
+from purgatory._core.watch_lists import UNWATCHED, keys_of, steps_to_leave
 
 R_co = TypeVar("R_co", covariant=True)
 
 EXITS: Final = (SystemExit, KeyboardInterrupt)
 """Raised out of the loop, as by asyncio's tasks."""
 
-
 NO_RESULT: Final[Any] = object()
 """The result of an operation whose hooks have not run."""
-
-UNWATCHED: Final[Any] = object()
-"""The keys of an operation that is in no watch list."""
-
-
-@fields
-class OperationSlots(TimerEntry):
-    """The attributes of an operation. The kernel keeps them in fields of C."""
-
-    __slots__ = (
-        "__weakref__",
-        "_op_home",
-        "_op_keys",
-        "_op_owner",
-        "_op_record",
-        "_op_result",
-        "_op_state",
-        "_op_timeout",
-        "_op_waiters",
-    )
-
-    _op_state: OperationState
-    _op_timeout: float | None
-    _op_home: "Purgatory[Any] | None"
-    _op_keys: object  # `watch_lists.Keys`, or UNWATCHED
-    _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
-    _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
-    _op_waiters: Future[None] | dict[Future[None], None] | None  # awaited by all other tasks
-    _op_record: Record | None  # for observers
 
 
 @fields
@@ -152,9 +120,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         self._op_timeout = timeout if is_positive else None
         self._timer_deadline = deadline if timeout is None else None if is_positive else -inf
 
-    _op_kind: str | None = None
-    """What observers and figures call it; None for the name of its class."""
-    _op_checked: ClassVar[type | None] = None
+    _op_validated: ClassVar[type | None] = None
     """The class, once a purgatory has checked that its operations are told apart by identity."""
 
     # -- for subclasses
@@ -195,9 +161,9 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         """
         home = self._op_home
         if home is None or running_loop() is not home._loop:
-            check_loop(self, "complete")
+            require_loop(self, "complete")
         dispatcher = _dispatcher_here(self) if home is None else home._dispatcher
-        if not claim(self, COMPLETED, Cause.FORCED):
+        if not claim(self, COMPLETED, FORCED):
             return False
         if dispatcher.current is not self:  # else the code that tries it runs the hooks
             dispatcher.perform(self._op_finish)
@@ -213,7 +179,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         Raises:
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
-        check_loop(self, "cancel")
+        require_loop(self, "cancel")
         return cancel(self)
 
     def result(self) -> R_co:
@@ -254,7 +220,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
     def __await__(self) -> Generator[Any, None, R_co]:
         if not has_result(self):
-            check_loop(self, "await")
+            require_loop(self, "await")
             future = add_waiter(self)
             try:
                 yield from future
@@ -274,9 +240,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
     @compiled
     def _timer_expired(self) -> int:
-        home = self._op_home
-        assert home is not None
-        return home._expire(self)
+        return expire(self)
 
     def _op_is_decided(self) -> bool:
         """Whether the outcome is decided, though it has not ended: then it completes rather than
@@ -314,13 +278,15 @@ else:
 # -- trying
 
 
-def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> bool:
+def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = False) -> bool:
     """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
     it has ended.
 
     Args:
         operation: a pending one.
         key: the key that is checked; `NO_KEY` without one.
+        cause: what has ended it, if it completes. After its `FIRST_TRY` it is not finished, since
+            observers first learn that it was watched.
         is_last: whether it expires if it does not complete.
 
     Returns:
@@ -332,20 +298,48 @@ def try_once(operation: Operation, key: Hashable, is_last: bool = False) -> bool
         if operation._op_owner is None or not owner_has_left(operation):
             try:
                 if operation.try_complete() and operation._op_state is PENDING:
-                    raise not_completed(operation)
+                    raise _not_completed(operation)
             except BaseException as error:
-                try_failed(operation, error)
+                _try_failed(operation, error)
             if record is not None:
-                is_counted = record_try(operation, record, key)
+                is_counted = _record_try(operation, record, key, cause)
             if is_last:
-                claim(operation, EXPIRED, Cause.DEADLINE)
+                claim(operation, EXPIRED, DEADLINE)
     finally:
-        if operation._op_state is not PENDING:
+        if operation._op_state is not PENDING and cause is not FIRST_TRY:
             finish(operation)
     return is_counted
 
 
-def record_try(operation: Operation, record: Record, key: Hashable) -> bool:
+def expire(operation: Operation) -> int:
+    """Ends an operation at its deadline: by a last try, and only then by expiry.
+
+    A completion by the last try counts as a missed trigger, unless a check of one of its keys is
+    queued or in progress.
+
+    Returns:
+        The work this was, in steps.
+    """
+    home = operation._op_home
+    if home is None or operation._op_state is not PENDING:  # cancelled by a finalizer
+        return 1
+    dispatcher, keys = home._dispatcher, operation._op_keys
+    queued = home._queue_from_threads(home._inbox.take()) if home._inbox else 0
+    key = home._key_being_checked(keys) if home._checks else NO_KEY
+    dispatcher.current = operation
+    try:
+        try_once(operation, key, DEADLINE if key is NO_KEY else KEY, is_last=True)
+    finally:
+        dispatcher.current = None
+        # More operations may be due in this iteration, so work caused by the hooks waits for the
+        # next iteration.
+        dispatcher.continue_later()
+    if operation._op_state is COMPLETED and key is NO_KEY:  # type: ignore[comparison-overlap]  # by now
+        home._count_missed_trigger(operation, keys_of(keys))
+    return queued + steps_to_leave(keys)
+
+
+def _record_try(operation: Operation, record: Record, key: Hashable, cause: Cause) -> bool:
     """Notes a try of an observed operation; False if it has requested a run and no more."""
     if operation._op_state is not PENDING:
         record.key = key
@@ -354,7 +348,7 @@ def record_try(operation: Operation, record: Record, key: Hashable) -> bool:
             record.key = key
         return False
     if operation._op_state is COMPLETED:
-        record.cause = Cause.DEADLINE if key is NO_KEY else Cause.KEY
+        record.cause = cause
     else:
         record.failed_tries += 1
     return True
@@ -370,7 +364,7 @@ def owner_has_left(operation: Operation) -> bool:
     return owner is not None and owner.cancelled() and (cancel(operation) or True)
 
 
-def not_completed(operation: Operation) -> TypeError:
+def _not_completed(operation: Operation) -> TypeError:
     """The error of a try that returned true without completing: the operation would wait until its
     deadline."""
     if iscoroutinefunction(operation.try_complete):
@@ -383,7 +377,7 @@ def not_completed(operation: Operation) -> TypeError:
     )
 
 
-def try_failed(operation: Operation, error: BaseException) -> None:
+def _try_failed(operation: Operation, error: BaseException) -> None:
     """Ends an operation whose `try_complete` raised: it is cancelled, and the exception is its
     result."""
     if claim(operation, CANCELLED, Cause.FAILED):
@@ -407,12 +401,18 @@ def claim(
     another call was first. Observers are notified of `cause`, and of the checked key."""
     if operation._op_state is not PENDING:
         return False
+    operation._op_state = state
     record, home = operation._op_record, operation._op_home
     if record is not None:
         record.cause, record.key = cause, key
     if home is not None:
-        return home._claim(operation, state)
-    operation._op_state = state
+        if state is COMPLETED:
+            home._completed += 1
+        elif state is EXPIRED:
+            home._expired += 1
+        else:
+            home._cancelled += 1
+        home._leave(operation)
     return True
 
 
@@ -478,13 +478,13 @@ def _set_exception(operation: Operation, error: BaseException) -> None:
         report(events.get_running_loop(), f"a second hook of {describe(operation)} raised", error)
     else:
         operation._op_result = Failure.of_hook(error)
-        _check_retrieved_later(operation)
+        _report_unretrieved_later(operation)
     if isinstance(error, EXITS):
         wake_waiters(operation)
         raise error
 
 
-def _check_retrieved_later(operation: Operation) -> None:
+def _report_unretrieved_later(operation: Operation) -> None:
     """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
     that a task which begins to await the operation in the next iteration can retrieve it. One
     callback serves all operations of an iteration."""
@@ -559,7 +559,7 @@ def remove_waiter(operation: Operation, future: "Future[None]") -> None:
         operation._op_waiters = None
     elif type(waiters) is dict:
         waiters.pop(future, None)
-    _check_retrieved_later(operation)
+    _report_unretrieved_later(operation)
 
 
 def wake_waiters(operation: Operation) -> None:
@@ -587,10 +587,10 @@ def abandon(operation: Operation) -> None:
     """Cancels an operation whose owner, a task that waited for it, has ended."""
     operation._op_owner = None
     if operation._op_state is not PENDING:
-        _check_retrieved_later(operation)
+        _report_unretrieved_later(operation)
         return
     with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
-        check_loop(operation, "cancel")
+        require_loop(operation, "cancel")
         cancel(operation)
 
 
@@ -613,7 +613,7 @@ def _dispatcher_here(operation: Operation) -> Dispatcher:
     return dispatcher_of(loop)
 
 
-def check_loop(operation: Operation, action: str) -> None:
+def require_loop(operation: Operation, action: str) -> None:
     """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await
     it."""
     home, waiters = operation._op_home, operation._op_waiters
@@ -631,6 +631,6 @@ def check_loop(operation: Operation, action: str) -> None:
             )
 
 
-constants(NO_RESULT=NO_RESULT, UNWATCHED=UNWATCHED)
-constants(_set_exception=_set_exception, try_failed=try_failed, not_completed=not_completed)
+constants(NO_RESULT=NO_RESULT)
+constants(_set_exception=_set_exception, try_failed=_try_failed, not_completed=_not_completed)
 constants(try_once=try_once, wake_waiters=wake_waiters)

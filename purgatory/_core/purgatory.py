@@ -5,63 +5,43 @@ Kafka's `DelayedOperationPurgatory` tries twice where this tries once: on one th
 between the check and the watch, and work that the check itself causes is deferred until after it.
 """
 
-from asyncio import Future, Task
-from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast, final, overload
 
-from purgatory._core import conditions, logs
-from purgatory._core.arguments import (
-    check_drain,
-    check_limit,
-    describe,
-    printable,
-    require_exception,
-)
+from purgatory._core.arguments import describe, printable, require_drain, require_exception
 from purgatory._core.closing import cancel_key, close, in_batches, open_again
-from purgatory._core.dispatcher import Dispatcher, dispatcher_of
-from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
-from purgatory._core.kernel import compiled, fields
-from purgatory._core.loop import (
-    MAX_PER_ITERATION,
-    REGISTRATIONS_PER_STEP,
-    UNBOUND,
-    LoopTimingWheel,
-    ThreadsafeInbox,
-    raise_later,
-    report,
-    running_loop,
+from purgatory._core.conditions import (
+    Condition,
+    Receiver,
+    Reply,
+    deliver,
+    end_error,
+    received,
+    run_until_true,
 )
-from purgatory._core.observers import NO_KEY, Cause, Notifier, Observer, Record, observers_of
+from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
+from purgatory._core.home import Home
+from purgatory._core.kernel import compiled, fields
+from purgatory._core.key_check import KeyCheck
+from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, running_loop
+from purgatory._core.observers import DEADLINE, FIRST_TRY, KEY, NO_KEY, Cause, Record
 from purgatory._core.operation import (
-    UNWATCHED,
+    NO_RESULT,
     DelayedOperation,
     Op,
     Operation,
     abandon,
     add_owner,
     cancel,
-    check_loop,
     claim,
     fail,
     has_result,
-    not_completed,
-    record_try,
-    try_failed,
+    require_loop,
     try_once,
 )
-from purgatory._core.states import COMPLETED, EXPIRED, PENDING, OperationState
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._core.statistics import PurgatoryStatistics
-from purgatory._core.watch_lists import (
-    KeyCheck,
-    Keys,
-    WatchList,
-    WatchLists,
-    keys_of,
-    steps_to_leave,
-    unique_keys,
-)
-from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
+from purgatory._core.watch_lists import Keys, WatchList, keys_of, unique_keys
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -69,7 +49,7 @@ T = TypeVar("T")
 
 @final
 @fields
-class Purgatory(Generic[Op]):
+class Purgatory(Home, Generic[Op]):
     """Holds operations until a key completes them or their deadline comes, whichever is first,
     exactly once.
 
@@ -90,76 +70,7 @@ class Purgatory(Generic[Op]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_async_waits",
-        "_by_key",
-        "_cancelled",
-        "_checks",
-        "_closed",
-        "_completed",
-        "_dispatcher",
-        "_expired",
-        "_idle_waiter",
-        "_inbox",
-        "_log_limit",
-        "_loop",
-        "_loop_wheel",
-        "_max_pending",
-        "_missed_triggers",
-        "_notifier",
-        "_pending",
-        "_recent_missed_triggers",
-        "_time",
-        "_watched",
-        "_wheel",
-        "name",
-    )
-
-    def __init__(
-        self,
-        name: str = "purgatory",
-        *,
-        tick: float = 0.001,
-        wheel_size: int = DEFAULT_WHEEL_SIZE,
-        max_pending: int | None = None,
-        observer: Observer | Sequence[Observer] | None = None,
-    ) -> None:
-        if getattr(self, "_pending", 0):
-            raise RuntimeError(f"cannot initialise {describe(self)} again: operations wait in it")
-        check_limit("max_pending", max_pending)
-        self.name = name
-        self._max_pending = max_pending
-        self._loop_wheel = loop_wheel = LoopTimingWheel(tick, wheel_size)
-        observers = observers_of(observer)
-        loop_wheel.on_idle = self._on_wheel_idle
-        # Saves the hot paths a second attribute look-up.
-        self._wheel = loop_wheel.wheel
-        self._by_key = WatchLists()
-        self._pending = self._watched = 0
-        self._loop: Any = UNBOUND
-        self._time = loop_wheel.time
-        self._dispatcher: Dispatcher = UNBOUND
-        self._closed = False
-        self._completed = self._expired = self._cancelled = self._missed_triggers = 0
-        self._recent_missed_triggers: deque[
-            tuple[str, tuple[Hashable, ...], float | None, float]
-        ] = deque(maxlen=16)
-        """The last missed triggers: kind, keys, timeout and deadline of the operation."""
-        self._log_limit = logs.RateLimit()
-        """Of messages about missed triggers."""
-        self._checks: dict[Hashable, KeyCheck] = {}
-        """Checks queued or in progress, by key."""
-        self._async_waits: dict[Future[None], Task[Any] | None] = {}
-        """Waits with an asynchronous predicate: a future that is done at the end of the wait -> the
-        task of the wait."""
-        self._notifier = Notifier(name, observers, self._report) if observers else None
-        """Notifies the observers; None without observers."""
-        self._idle_waiter: Future[None] | None = None
-        """Done when nothing is pending; created when `aclose` waits for that."""
-        self._inbox: ThreadsafeInbox[Hashable] = ThreadsafeInbox(
-            loop_wheel, self._check_from_threads
-        )
+    __slots__ = ()
 
     @compiled
     def try_complete_else_watch(self, operation: Op, keys: Iterable[Hashable]) -> bool:
@@ -203,7 +114,7 @@ class Purgatory(Generic[Op]):
                 operation._op_home is None
                 and operation._op_state is PENDING
                 and operation._op_waiters is None
-                and operation._op_checked is operation.__class__
+                and operation._op_validated is operation.__class__
             )
         except AttributeError:
             is_new = False
@@ -213,44 +124,21 @@ class Purgatory(Generic[Op]):
         timeout = operation._op_timeout
         when = operation._timer_deadline if timeout is None else now + timeout
         is_behind = bool(self._checks) and (when is None or when > now) and self._is_behind(watched)
-        record = None
         if self._notifier is not None:
-            record = operation._op_record = Record(watched, now)
+            operation._op_record = Record(watched, now)
 
         dispatcher = self._dispatcher
         interrupted, dispatcher.current = dispatcher.current, operation
         operation._op_home = self
         try:
             if not is_behind:
-                # As in `try_once`, without a call.
-                try:
-                    if operation.try_complete() and operation._op_state is PENDING:
-                        raise not_completed(operation)
-                except BaseException as error:
-                    try_failed(operation, error)
-                if record is not None:
-                    record_try(operation, record, NO_KEY)
-                    if operation._op_state is COMPLETED:
-                        record.cause = Cause.FIRST_TRY
+                try_once(operation, NO_KEY, FIRST_TRY)
             if operation._op_state is PENDING and (
                 (self._max_pending is None and not self._closed and (when is None or when > now))
                 or self._may_wait(operation, when, now)
             ):
-                # Most have one key, and are alone there.
-                if (
-                    type(watched) is tuple
-                    or self._by_key.setdefault(watched, operation) is not operation
-                ):
-                    self._by_key.join(operation, watched)
-                operation._op_keys = watched
-                self._pending += 1
-                self._watched += len(watched) if type(watched) is tuple else 1
-                if when is not None:
-                    self._wheel.add(operation, when, now)
-                if operation._op_state is not PENDING:  # a finalizer has ended it
-                    self._wheel.remove(operation)
-                    self._leave(operation)
-            if record is not None and self._notifier is not None:
+                self._join(operation, watched, when, now)
+            if self._notifier is not None:
                 self._notifier.started(operation)
         except BaseException:
             self._undo_watch(operation)
@@ -259,11 +147,9 @@ class Purgatory(Generic[Op]):
             dispatcher.current = interrupted
         if operation._op_state is not PENDING:
             dispatcher.perform(operation._op_finish)
-            return True
-        if dispatcher.queue and interrupted is None:
+        elif dispatcher.queue and interrupted is None:
             dispatcher.run_queue()
-            return operation._op_state is not PENDING
-        return False
+        return operation._op_state is not PENDING
 
     def _undo_watch(self, operation: Operation) -> None:
         """Restores the state of an operation that cannot wait, so that it can be watched again. If
@@ -313,7 +199,7 @@ class Purgatory(Generic[Op]):
 
         dispatcher.current = operation
         try:
-            is_counted = try_once(operation, key)
+            is_counted = try_once(operation, key, KEY)
             completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
             if is_counted and self._notifier is not None:
                 self._notifier.key_checked(key, 1, completed)
@@ -430,7 +316,42 @@ class Purgatory(Generic[Op]):
             BaseException: the exception of `predicate`; and the errors of
                 `try_complete_else_watch`.
         """
-        return await conditions.wait_for(self, predicate, keys, timeout, give_back, kind)
+        if give_back is not None and not callable(give_back):
+            raise TypeError(f"give_back must be a function or None, got {describe(give_back)}")
+        condition: Condition[Any] = Condition(predicate, keys, timeout, kind)
+        try:
+            self.try_complete_else_watch(condition, condition.keys)  # type: ignore[arg-type]  # of any kind
+            if condition.runs is None and not has_result(condition):
+                await add_owner(condition)
+            if condition.runs is not None:
+                return await run_until_true(self, condition, condition.runs, timeout)
+            if condition._op_state is EXPIRED:
+                raise end_error(condition, timeout)
+            return condition.result()
+        except BaseException:
+            if give_back is not None and condition.value is not None:
+                self._give_back(condition, give_back)
+            abandon(condition)
+            if condition._op_state is CANCELLED and condition._op_record is None:
+                condition._op_result = NO_RESULT  # a failure refers to frames that refer to it
+            raise
+        finally:
+            if condition.runs is not None:
+                condition.runs.close()
+            del condition  # which would make a cycle with the traceback of its failure
+
+    def _give_back(self, condition: Condition[T], give_back: Callable[[T], object]) -> None:
+        """Gives back the value that a wait has taken and cannot return, and checks the keys, so that
+        the next waiter gets it."""
+        value, condition.value = condition.value, None
+        try:
+            give_back(value)  # type: ignore[arg-type]  # not None
+        except BaseException as error:
+            self._report(f"give_back of {describe(condition)} raised", error)
+        # After its loop, the coroutine is only being closed.
+        if running_loop() is self._loop:
+            for key in condition.keys:
+                self.check_and_complete(key)
 
     async def receive(
         self, key: Hashable, timeout: float | None = None, *, kind: str | None = None
@@ -449,11 +370,15 @@ class Purgatory(Generic[Op]):
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             PurgatoryError, ValueError, TypeError: see `try_complete_else_watch`.
         """
-        return await conditions.receive(self, key, timeout, kind)
+        receiver = Receiver(key, timeout, kind)
+        try:
+            return received(receiver, await self.wait(receiver, (key,)), timeout)
+        finally:
+            del receiver  # which would make a cycle with the traceback of its failure
 
     def expect(
         self, key: Hashable, timeout: float | None = None, *, kind: str | None = None
-    ) -> conditions.Reply:
+    ) -> Reply:
         """Accepts the value of a `deliver` under `key` within a block, also before it is awaited.
 
             with replies.expect(id, timeout=5) as reply:
@@ -472,7 +397,7 @@ class Purgatory(Generic[Op]):
             ValueError, TypeError: `timeout` is NaN, or no number. Entering raises the errors of
                 `try_complete_else_watch`; for the errors of `await` see `Reply`.
         """
-        return conditions.Reply(self, key, timeout, kind)
+        return Reply(cast("Any", self.try_complete_else_watch), key, timeout, kind)
 
     def deliver(self, key: Hashable, value: Any) -> int:
         """Delivers `value` to all that receive or expect one under `key` now.
@@ -490,7 +415,7 @@ class Purgatory(Generic[Op]):
         """
         count = 0
         if self._is_used_here("deliver to {}", key, "deliver_threadsafe"):
-            count = conditions.deliver(self._by_key.operations(key), value)
+            count = deliver(self._by_key.operations(key), value)
         if count:
             self.check_and_complete(key)
         return count
@@ -522,9 +447,7 @@ class Purgatory(Generic[Op]):
         """
         if not self._is_used_here("cancel what watches {}", key):
             return []
-        return [
-            cast("Op", operation) for operation in self._by_key.operations(key) if cancel(operation)
-        ]
+        return [operation for operation in self._by_key.operations(key) if cancel(operation)]
 
     async def acancel_for_key(self, key: Hashable) -> list[Op]:
         """As `cancel_for_key`, but 512 per iteration of the loop, so that many do not block it.
@@ -589,7 +512,7 @@ class Purgatory(Generic[Op]):
             ValueError: `drain` is negative or NaN; nothing has changed.
             WrongLoop: called from another loop or thread than the first time.
         """
-        drain = check_drain(drain)
+        drain = require_drain(drain)
         self._bind(f"close {self.name}")
         return cast("list[Op]", await close(self, drain))
 
@@ -635,41 +558,6 @@ class Purgatory(Generic[Op]):
         state = "closed" if self._closed else "open"
         return f"<Purgatory {self.name!r} {state} pending={self.pending} watched={self.watched}>"
 
-    def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
-        """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
-        loop."""
-        self._loop_wheel.bind(action, value, self._pending, threadsafe)
-        loop = self._loop_wheel.loop
-        if self._loop is not loop:
-            self._time = self._loop_wheel.time
-            self._dispatcher = dispatcher_of(loop)
-            self._idle_waiter = None
-            self._checks.clear()
-            self._async_waits.clear()
-            self._loop = loop  # last: until then, the next call finishes what Ctrl-C interrupts
-            self._inbox.rebind()
-
-    def _is_used_here(self, action: str, key: Hashable = None, threadsafe: str = "") -> bool:
-        """False if it was never used: then nothing can wait here, and no loop is needed.
-
-        Raises:
-            TypeError: `key` is not hashable.
-            WrongLoop: called from another loop or thread than the first time.
-        """
-        hash(key)
-        if self._loop is UNBOUND:
-            return False
-        if running_loop() is not self._loop:
-            self._bind(action, key, threadsafe)
-        return True
-
-    def _report(self, message: str, error: BaseException | None) -> None:
-        """Passes an error in user code to the loop's exception handler. Does not raise: SystemExit
-        and KeyboardInterrupt are raised in the next iteration of the loop."""
-        report(self._loop, f"{printable(self.name)}: {message}", error)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            raise_later(self._loop, error)
-
     # -- starting to wait
 
     def _validate(self, operation: Operation) -> None:
@@ -687,26 +575,18 @@ class Purgatory(Generic[Op]):
             raise OperationReused(
                 f"cannot watch {describe(operation)}: {why}, and an operation serves once"
             )
-        check_loop(operation, "watch")
+        require_loop(operation, "watch")
         cls = type(operation)
         if cls.__eq__ is not object.__eq__ or cls.__hash__ is not DelayedOperation.__hash__:
             raise TypeError(
                 f"cannot watch {describe(operation)}: its class defines __eq__ or __hash__, but "
                 "operations are told apart by identity"
             )
-        cls._op_checked = cls
+        cls._op_validated = cls
 
     def _is_behind(self, keys: Keys) -> bool:
         """Whether a check must try other operations before a new operation, which then waits."""
         return any(key in self._checks and key in self._by_key for key in keys_of(keys))
-
-    def _key_being_checked(self, keys: Keys) -> Any:
-        """The first one of an operation's keys whose check is queued or in progress; `NO_KEY`
-        without such a key."""
-        for key in keys_of(keys):
-            if key in self._checks:
-                return key
-        return NO_KEY
 
     def _may_wait(self, operation: Operation, when: float | None, now: float) -> bool:
         """Whether a newcomer may wait until `when`. Ends the newcomer if it is too late.
@@ -718,76 +598,13 @@ class Purgatory(Generic[Op]):
             cancel(operation, Cause.CLOSED)
         elif when is not None and when <= now and not operation._op_is_asynchronous():
             operation._timer_deadline = float(max(when, now))  # a clock may give ints
-            claim(operation, EXPIRED, Cause.DEADLINE)
+            claim(operation, EXPIRED, DEADLINE)
         elif self._max_pending is not None and self._pending >= self._max_pending:
             raise PurgatoryFull(
                 f"cannot watch {describe(operation)}: max_pending ({self._max_pending}) operations "
                 f"are pending in {self.name}"
             )
         return operation._op_state is PENDING
-
-    # -- ending
-
-    def _claim(self, operation: Operation, state: OperationState) -> bool:
-        if operation._op_state is not PENDING:
-            return False
-        operation._op_state = state
-        if state is COMPLETED:
-            self._completed += 1
-        elif state is EXPIRED:
-            self._expired += 1
-        else:
-            self._cancelled += 1
-        bucket = operation._timer_bucket
-        if bucket is not None:
-            bucket.remove(operation)
-        if operation._op_keys is not UNWATCHED:
-            self._leave(operation)
-            if not self._pending and self._wheel.notify_empty:
-                self._loop_wheel.check_idle_later()
-        return True
-
-    def _leave(self, operation: Operation) -> None:
-        """Removes an operation from the watch lists, if it is still in them."""
-        keys: Any = operation._op_keys
-        if keys is not UNWATCHED:
-            operation._op_keys = UNWATCHED
-            self._pending -= 1
-            self._watched -= len(keys) if type(keys) is tuple else 1
-            self._by_key.leave(operation, keys)
-
-    def _expire(self, operation: Operation) -> int:
-        """Ends an operation at its deadline: by a last try, and only then by expiry.
-
-        A completion by the last try counts as a missed trigger, unless a check of one of its keys
-        is queued or in progress.
-        """
-        if operation._op_state is not PENDING:  # cancelled by a finalizer
-            return 1
-        dispatcher, keys = self._dispatcher, operation._op_keys
-        queued = self._queue_from_threads(self._inbox.take()) if self._inbox else 0
-        key = self._key_being_checked(keys) if self._checks else NO_KEY
-        dispatcher.current = operation
-        try:
-            try_once(operation, key, is_last=True)
-        finally:
-            dispatcher.current = None
-            # More operations may be due in this iteration, so work caused by the hooks waits for
-            # the next iteration.
-            if dispatcher.queue:
-                dispatcher.continue_later()
-        if operation._op_state is COMPLETED and key is NO_KEY:  # type: ignore[comparison-overlap]  # by now
-            self._count_missed_trigger(operation, keys_of(keys))
-        return queued + steps_to_leave(keys)
-
-    def _count_missed_trigger(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
-        kind = operation._op_kind or type(operation).__name__
-        timeout = operation._op_timeout
-        deadline = operation._timer_deadline
-        self._missed_triggers += 1
-        self._recent_missed_triggers.append((kind, keys, timeout, deadline))
-        waited = None if timeout is None else self._time() - (deadline - timeout)
-        logs.missed_trigger(self.name, kind, keys, waited, self._log_limit)
 
     # -- checks
 
@@ -812,11 +629,6 @@ class Purgatory(Generic[Op]):
             check = self._checks[key] = KeyCheck(self, key)
             check.defer()
 
-    def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
-        """Checks keys requested by other threads."""
-        self._queue_from_threads(keys)
-        self._dispatcher.run_queue()
-
     def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
         """Queues checks of a bounded number of `keys`. Returns the amount of this work, in
         operations."""
@@ -831,12 +643,3 @@ class Purgatory(Generic[Op]):
             if len(self._checks) - before >= MAX_PER_ITERATION:
                 break
         return len(self._checks) - before + taken // REGISTRATIONS_PER_STEP
-
-    # -- when nothing waits
-
-    def _on_wheel_idle(self) -> None:
-        if not self._pending:
-            self._by_key.clear()  # which frees its memory
-            idle, self._idle_waiter = self._idle_waiter, None
-            if idle is not None and not idle.done():
-                idle.set_result(None)

@@ -38,7 +38,7 @@ def describe_value(value: Any) -> str:
     return "it has no value" if value is UNKNOWN else f"it has {describe(value)}"
 
 
-def check_advance(key: object, value: Any, known: Any = UNKNOWN) -> None:
+def require_advance(key: object, value: Any, known: Any = UNKNOWN) -> None:
     """Raises `ValueError` if a key whose value is `known` cannot advance to `value`: that is lower,
     or NaN, which is neither lower nor higher."""
     if value != value or not (known is UNKNOWN or known <= value):
@@ -119,7 +119,7 @@ class ThresholdQueue:
             ValueError: `value` is NaN, or below the key's value; nothing has changed.
             TypeError: it cannot be compared with that or with the thresholds; nothing has changed.
         """
-        check_advance(self.key, value, self.value)
+        require_advance(self.key, value, self.value)
         heap = self._heap
         reached: list[Any] = []
         while heap and heap[0] <= value:

@@ -32,7 +32,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
-from purgatory._core.arguments import check_limit, describe, printable, require_exception
+from purgatory._core.arguments import describe, printable, require_exception, require_limit
 from purgatory._core.closing import open_again
 from purgatory._core.conditions import NO_VALUE, Receiver
 from purgatory._core.errors import OperationTimeout, PurgatoryFull
@@ -43,7 +43,7 @@ from purgatory._core.loop import (
     report,
     running_loop,
 )
-from purgatory._core.observers import Cause, Observer
+from purgatory._core.observers import KEY, Observer
 from purgatory._core.operation import claim, fail, owner_has_left
 from purgatory._core.purgatory import Purgatory
 from purgatory._core.states import COMPLETED, EXPIRED
@@ -51,8 +51,8 @@ from purgatory._core.statistics import ThresholdStatistics
 from purgatory._core.threshold_queue import (
     UNKNOWN,
     ThresholdQueue,
-    check_advance,
     describe_value,
+    require_advance,
 )
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
 
@@ -147,7 +147,7 @@ class ThresholdPurgatory(Generic[K, V]):
         max_keys: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        check_limit("max_keys", max_keys)
+        require_limit("max_keys", max_keys)
         self.name = name
         self._waits: Purgatory[_Wait] = Purgatory(
             name, tick=tick, wheel_size=wheel_size, max_pending=max_pending, observer=observer
@@ -265,7 +265,7 @@ class ThresholdPurgatory(Generic[K, V]):
             TypeError: `key` is not hashable.
         """
         hash(key)
-        check_advance(key, value)
+        require_advance(key, value)
         self._inbox.put((key, value))
 
     def value(self, key: K) -> V | None:
@@ -482,7 +482,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
 
 def _complete(waiter: _Wait) -> None:
-    claim(waiter, COMPLETED, Cause.KEY, waiter.key)
+    claim(waiter, COMPLETED, KEY, waiter.key)
 
 
 def _wait(key: object, threshold: object) -> str:

@@ -24,15 +24,7 @@ from two loops.
 """
 
 import sys
-from asyncio import (
-    CancelledError,
-    Handle,
-    Task,
-    current_task,
-    ensure_future,
-    events,
-    wait,
-)
+from asyncio import CancelledError, Handle, Task, current_task, events, tasks
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Any, Final, TypeVar, final
@@ -298,15 +290,7 @@ async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
     if timeout is not None:
         timeout = seconds("timeout", timeout)
         if timeout <= 0.0:
-            future = ensure_future(awaitable)
-            if future.done():
-                return future.result()
-            future.cancel()
-            await wait((future,))
-            try:
-                return future.result()
-            except CancelledError as error:
-                raise TimeoutError from error
+            return await tasks.wait_for(awaitable, timeout)
         timeout += events.get_running_loop().time()
     async with Timeout(timeout):
         return await awaitable

@@ -1,4 +1,4 @@
-"""Watch lists: for each key, the operations that watch it, in order of arrival; and the checks.
+"""Watch lists: for each key, the operations that watch it, in order of arrival.
 
 Most keys have one watcher, so a single watcher is stored directly, at the cost of one dictionary
 entry. The second watcher turns the entry into a `WatchList`:
@@ -13,17 +13,6 @@ Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps comple
 a purge finds them (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists
 when it ends.
 
-A check of a key tries its operations in the order in which they were watched, a bounded amount per
-iteration of the loop.
-
-    check_and_complete(key) in any hook      queues a check, even if the key is not watched yet
-    for a key that is queued already         does nothing: one check serves all requests before it
-                                             begins
-    for a key whose check is in progress     it is checked once more afterwards, however often that
-                                             is requested
-    a new operation under such a key         is not tried at first, but at the end of the check, so
-                                             that the order is kept
-
 A list knows which operation its check tries next, so a check copies nothing, and operations may join
 and leave between two tries.
 
@@ -32,18 +21,25 @@ without a call between the look at the list and the link.
 """
 
 from collections.abc import Hashable, Iterable
-from contextvars import Context, copy_context
 from itertools import islice
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Final, Protocol, final
 
 from purgatory._core.arguments import describe
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import REGISTRATIONS_PER_STEP
-from purgatory._core.operation import UNWATCHED, Operation, try_once
-from purgatory._core.states import COMPLETED, PENDING
+from purgatory._core.states import PENDING, OperationState
 
 Keys = Hashable | tuple[Hashable, ...]
 """One key, or a tuple of keys. A single key that is itself a tuple is wrapped in a tuple."""
+
+UNWATCHED: Final[Any] = object()
+"""The keys of an operation that is in no watch list."""
+
+
+class Watcher(Protocol):
+    """An operation, as far as watch lists are concerned."""
+
+    _op_state: OperationState
 
 
 def unique_keys(keys: Iterable[Hashable]) -> Keys:
@@ -85,6 +81,7 @@ def steps_to_leave(keys: Keys) -> int:
     return 1 + len(keys) // REGISTRATIONS_PER_STEP if type(keys) is tuple else 1
 
 
+constants(UNWATCHED=UNWATCHED)
 constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)
 
 
@@ -94,7 +91,7 @@ class Link:
 
     __slots__ = ("after", "before", "operation")
 
-    operation: Operation
+    operation: Any
     before: "Link | None"
     after: "Link | None"
 
@@ -112,7 +109,7 @@ class WatchList:
 
     __slots__ = ("first", "last", "links", "untried")
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Watcher) -> None:
         link = Link()
         link.operation = operation
         link.before = link.after = None
@@ -124,7 +121,7 @@ class WatchList:
     def __len__(self) -> int:
         return len(self.links)
 
-    def entries(self, most: int | None = None) -> list[Operation]:
+    def entries(self, most: int | None = None) -> list[Any]:
         """The first operations, in order; all without `most`."""
         return list(islice(self.links, most))
 
@@ -144,7 +141,7 @@ class WatchLists(dict[Hashable, Any]):
     __slots__ = ()
 
     @compiled
-    def join(self, operation: Operation, keys: Keys) -> None:
+    def join(self, operation: Watcher, keys: Keys) -> None:
         """Appends `operation` to the list of each key. Cost: O(its keys).
 
         Raises:
@@ -173,7 +170,7 @@ class WatchLists(dict[Hashable, Any]):
             raise
 
     @compiled
-    def leave(self, operation: Operation, keys: Keys) -> None:
+    def leave(self, operation: Watcher, keys: Keys) -> None:
         """Removes `operation` from the list of each key. Cost: O(its keys)."""
         for key in keys if type(keys) is tuple else (keys,):
             waiting: Any = self.get(key)
@@ -208,103 +205,9 @@ class WatchLists(dict[Hashable, Any]):
             self.leave(waiting, (key,))
         return operations
 
-    def operations(self, key: Hashable, most: int | None = None) -> list[Operation]:
+    def operations(self, key: Hashable, most: int | None = None) -> list[Any]:
         """The first operations that watch `key`, in order; all without `most`. Cost: one pointer
         for each."""
         waiting: Any = self.get(key)
         found = waiting.entries(most) if type(waiting) is WatchList else [waiting]
         return [each for each in found if each is not None and each._op_state is PENDING]
-
-
-if TYPE_CHECKING:
-    from purgatory._core.purgatory import Purgatory
-
-
-@final
-@fields
-class KeyCheck:
-    """A check of a key: queued, in progress, or done."""
-
-    __slots__ = (
-        "_completed",
-        "_context",
-        "_has_begun",
-        "_home",
-        "_recheck_context",
-        "_tries",
-        "key",
-    )
-
-    def __init__(self, home: "Purgatory[Any]", key: Hashable) -> None:
-        self._home = home
-        self.key = key
-        self._begin(copy_context())
-
-    def _begin(self, context: Context) -> None:
-        """Prepares a check in which no operation has been tried yet, in the context of the code
-        that requested it."""
-        self._context = context
-        self._has_begun = False
-        self._tries = self._completed = 0
-        """Operations that were tried, and that were completed."""
-        self._recheck_context: Context | None = None
-        """The context of the code that requested a recheck."""
-
-    def defer(self) -> None:
-        """Queues the check in the dispatcher."""
-        self._home._dispatcher.defer(self.run, self._context)
-
-    def request_recheck(self) -> None:
-        """Requests a check of the key: this one, or if it has begun, once more."""
-        if self._has_begun and self._recheck_context is None:
-            self._recheck_context = copy_context()
-
-    def run(self, budget: int) -> int:
-        """Tries operations for up to `budget` steps, and queues itself again if there are more.
-        Returns how many steps it took."""
-        by_key, spent, self._has_begun = self._home._by_key, 1, True
-        try:
-            operations = by_key.listed(self.key)
-            if operations is not None:
-                spent = self._try_untried(operations, budget)
-        finally:
-            self._home._dispatcher.current = self
-            operations = by_key.listed(self.key)
-            if operations is not None and operations.has_untried():
-                self.defer()
-            else:
-                self._end(operations)
-        return spent
-
-    @compiled
-    def _try_untried(self, operations: WatchList, budget: int) -> int:
-        """Tries operations for up to `budget` steps; returns how many steps it took. A try that has
-        caused work is followed by that work."""
-        dispatcher = self._home._dispatcher
-        queue, queued, spent = dispatcher.queue, len(dispatcher.queue), 1
-        while spent <= budget and len(queue) <= queued and operations.untried is not None:
-            operation = operations.untried.operation
-            operations.untried = operations.untried.after
-            spent += 1
-            if operation._op_state is PENDING:
-                keys = operation._op_keys
-                dispatcher.current = operation
-                self._tries += try_once(operation, self.key)
-                if operation._op_state is not PENDING:
-                    spent += steps_to_leave(keys) - 1
-                    if operation._op_state is COMPLETED:
-                        self._completed += 1
-                        dispatcher.completed += 1
-        return spent
-
-    def _end(self, operations: WatchList | None) -> None:
-        tries, completed, home = self._tries, self._completed, self._home
-        if operations is not None:
-            operations.rewind()
-        if self._recheck_context is not None:
-            self._begin(self._recheck_context)
-            self.defer()
-        else:
-            home._checks.pop(self.key, None)
-        if tries and home._notifier is not None:
-            home._notifier.key_checked(self.key, tries, completed)

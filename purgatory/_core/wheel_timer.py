@@ -45,7 +45,7 @@ class TimerTask(TimerEntry):
         """
         timer = self._timer
         if running_loop() is not timer._loop:
-            timer._check_loop("cancel {}", self)
+            timer._require_loop("cancel {}", self)
         callback, self._callback = self._callback, None
         self._context = None
         bucket = self._timer_bucket
@@ -198,7 +198,7 @@ class WheelTimer:
         Raises:
             WrongLoop: called from another loop or thread than the timer's, while that loop is open.
         """
-        self._check_loop("close {}", self)
+        self._require_loop("close {}", self)
         self._closed = True
         self._loop = UNBOUND  # so that the next use calls `_bind`
         tasks = cast("list[TimerTask]", self._loop_wheel.clear())
@@ -225,7 +225,7 @@ class WheelTimer:
         self._loop_wheel.bind(action, value)
         self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
 
-    def _check_loop(self, action: str, value: object) -> None:
+    def _require_loop(self, action: str, value: object) -> None:
         """Raises `WrongLoop` if this is not the timer's loop, while that is open."""
         if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
             self._loop_wheel.bind(action, value)
