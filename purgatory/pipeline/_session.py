@@ -100,7 +100,7 @@ def spark_session(
     if remote is not None:
         builder = builder.remote(remote)
     elif not is_submitted:
-        check_java()
+        require_java()
         if master is None and MASTER not in configured:
             master = "local[*]"
         if master is not None:
@@ -192,7 +192,7 @@ def _deferred_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def check_java() -> None:
+def require_java() -> None:
     """Checks the Java that Spark would start.
 
     Raises:

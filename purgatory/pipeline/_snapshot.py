@@ -81,7 +81,7 @@ class Snapshot:
                     raise NoJournal(
                         f"cannot read {journal!r} as a journal: it has no folder 'operations'"
                     )
-                _check_folders(journal, folder, found or {})
+                _require_folders(journal, folder, found or {})
                 files = dict(sorted(within(f"{journal}/{folder}", found).items()))
                 others[folder] += [file for file in files if not file.endswith(PARQUET)]
                 sizes[folder] |= {file: files[file] for file in files if file.endswith(PARQUET)}
@@ -123,7 +123,7 @@ class Snapshot:
         return pa.table({"run_id": [*self.ended], "ended": [*self.ended.values()]}, TALLIES)
 
 
-def _check_folders(journal: str, folder: str, names: Iterable[str]) -> None:
+def _require_folders(journal: str, folder: str, names: Iterable[str]) -> None:
     columns = {column for name in names for column in in_folders(name)}
     if instants := columns & {each.name for each in FOLDERS[folder] if each.type == INSTANT}:
         raise NoJournal(

@@ -40,7 +40,7 @@ def hosts_of(url: str) -> list[str]:
     return urlsplit(url).netloc.rpartition("@")[2].split(",")
 
 
-def check_address(url: str, *, takes_several_hosts: bool = False) -> str:
+def require_address(url: str, *, takes_several_hosts: bool = False) -> str:
     """Returns the address of a server, with the scheme that its client knows, if it is well-formed.
 
     Args:

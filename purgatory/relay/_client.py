@@ -18,8 +18,8 @@ from purgatory.relay._messages import (
     ChangeMessage,
     Delivery,
     ReadResult,
-    check_delivery,
-    check_duration,
+    require_delivery,
+    require_duration,
 )
 from purgatory.relay._store import NotWritten, Refused, Store, StoreWithDeliveries, SweptStore
 
@@ -69,9 +69,9 @@ class StoreClient:
         write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
         on_read: Callable[[ReadResult], Awaitable[None]] | None = None,
     ) -> None:
-        check_duration("timeout", timeout)
+        require_duration("timeout", timeout)
         if forget_after is not None:
-            check_duration("forget_after", forget_after)
+            require_duration("forget_after", forget_after)
         if isinstance(max_value, bool) or not isinstance(max_value, int):
             raise TypeError(f"max_value must be an integer, got {max_value!r}")
         if max_value < 1:
@@ -269,7 +269,7 @@ class StoreClient:
             RelayUnavailable: the value was not delivered, or may have been; the message says which.
             ValueError, TypeError: an argument is out of bounds or of a wrong type.
         """
-        delivery = check_delivery(key, value, ttl, self._max_value)
+        delivery = require_delivery(key, value, ttl, self._max_value)
         store = self.require_deliveries("deliver to", key)
         limit = getattr(store, "max_value", self._max_value)
         if len(value) > limit:

@@ -144,7 +144,7 @@ class FileStore:
         """Opens the database, and creates missing tables."""
         self._close_database()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_folder(self._folder)
+        require_folder(self._folder)
         self._sockets.open()
         self._sockets.remove_dead(self._prefix)
         self._take_lock()
@@ -192,7 +192,7 @@ class FileStore:
     def _open_database(self) -> None:
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o660))
-        check_database(self._path, self._folder)
+        require_database(self._path, self._folder)
         database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
         try:
             database.execute("PRAGMA synchronous = OFF")
@@ -562,7 +562,7 @@ def identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def check_folder(folder: Path) -> None:
+def require_folder(folder: Path) -> None:
     """Checks that no other user can change the folder's contents.
 
     Raises:
@@ -571,10 +571,10 @@ def check_folder(folder: Path) -> None:
     status = folder.lstat()
     if not S_ISDIR(status.st_mode):
         raise ValueError(f"cannot use {folder}: expected a folder, not a link or another file")
-    check_owner(folder, status, "folder", (os.geteuid(), 0))
+    require_owner(folder, status, "folder", (os.geteuid(), 0))
 
 
-def check_database(path: Path, folder: Path) -> None:
+def require_database(path: Path, folder: Path) -> None:
     """Checks that a database belongs to this user, to root, or, in a folder writable by its group,
     to any member.
 
@@ -586,10 +586,10 @@ def check_database(path: Path, folder: Path) -> None:
         kind = "a symbolic link" if path.is_symlink() else "no file"
         raise ValueError(f"cannot use {path}: it is {kind}, and was left alone")
     is_shared = folder.stat().st_mode & S_IWGRP
-    check_owner(path, status, "file", (os.geteuid(), 0, *[status.st_uid] * bool(is_shared)))
+    require_owner(path, status, "file", (os.geteuid(), 0, *[status.st_uid] * bool(is_shared)))
 
 
-def check_owner(path: Path, status: os.stat_result, kind: str, users: tuple[int, ...]) -> None:
+def require_owner(path: Path, status: os.stat_result, kind: str, users: tuple[int, ...]) -> None:
     """Checks that a file belongs to one of these users, and that others may not write to it."""
     if status.st_uid not in users or status.st_mode & S_IWOTH:
         raise ValueError(

@@ -166,11 +166,11 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | str | 
     epoch, after, position, versions = message
     has_numbers = type(after) is type(position) is int and type(versions) is dict
     if has_numbers and all(type(version) is int for version in versions.values()):
-        return check_message(ChangeMessage(epoch, after, position, versions))
+        return require_message(ChangeMessage(epoch, after, position, versions))
     return None
 
 
-def check_message(message: ChangeMessage) -> ChangeMessage:
+def require_message(message: ChangeMessage) -> ChangeMessage:
     """Checks a change message from a channel, and returns it.
 
     Raises:
@@ -211,7 +211,7 @@ def check_key(key: object) -> str:
     return key
 
 
-def check_delivery(key: object, value: object, ttl: float, max_value: int) -> Delivery:
+def require_delivery(key: object, value: object, ttl: float, max_value: int) -> Delivery:
     """Checks the arguments of a delivery, and creates it.
 
     Raises:
@@ -235,7 +235,7 @@ def check_delivery(key: object, value: object, ttl: float, max_value: int) -> De
     return Delivery(key, bytes(value), float(ttl), token_bytes(16))
 
 
-def check_duration(name: str, value: float) -> None:
+def require_duration(name: str, value: float) -> None:
     """Checks a number of seconds, given under this name.
 
     Raises:
@@ -246,7 +246,7 @@ def check_duration(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a positive, finite number of seconds, got {value!r}")
 
 
-def check_version(version: object, name: str, power: int) -> int:
+def require_version(version: object, name: str, power: int) -> int:
     """Checks a version, and returns it as an `int`.
 
     Raises:

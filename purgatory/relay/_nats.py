@@ -41,7 +41,7 @@ from typing import Any, Final, NamedTuple, final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import check_address, single_addresses, without_password
+from purgatory.relay._address import require_address, single_addresses, without_password
 from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN
 from purgatory.relay._messages import (
@@ -140,7 +140,7 @@ class NatsStore:
 
     def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
         self.address = without_password(url)
-        url = check_address(url, takes_several_hosts=True)
+        url = require_address(url, takes_several_hosts=True)
         self._servers = single_addresses(url)
         self._user, self._password = unquote(urlsplit(url).username or ""), password
         self._options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))

@@ -55,7 +55,7 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable
 from purgatory.relay import _postgresql_queries as sql
-from purgatory.relay._address import check_address, hosts_of, without_password
+from purgatory.relay._address import hosts_of, require_address, without_password
 from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import (
@@ -132,7 +132,7 @@ class PostgresStore:
     def __init__(self, url: str, prefix: str, password: Password | None = None) -> None:
         self.address = without_password(url)
         self._password = password
-        url = check_address(url, takes_several_hosts=True)
+        url = require_address(url, takes_several_hosts=True)
         self._url = url
         is_single = len(hosts_of(url)) == 1
         self._attributes = None if is_single or "target_session_attrs=" in url else "primary"
@@ -174,11 +174,11 @@ class PostgresStore:
             direct = sql.IS_DIRECT.format(pid=connection.get_server_pid())
             if await self._set(connection, direct) == "SELECT 0":
                 if self._must_check_mode:
-                    await self._check_mode(connection)
+                    await self._require_mode(connection)
                     self._must_check_mode = False
                 await self._set(connection, "true")
-            self._table = await self._check_table(connection, "versions", sql.COLUMNS, sql.CREATE)
-            self._settled_table = await self._check_table(
+            self._table = await self._require_table(connection, "versions", sql.COLUMNS, sql.CREATE)
+            self._settled_table = await self._require_table(
                 connection, "settled", sql.SETTLED_COLUMNS, sql.CREATE_SETTLED
             )
             await self._begin_epoch(connection)
@@ -225,7 +225,7 @@ class PostgresStore:
         status: str = await connection.execute(settings)
         return status
 
-    async def _check_mode(self, connection: Any) -> None:
+    async def _require_mode(self, connection: Any) -> None:
         """Checks that no pooler shares this connection's server process with other clients. Sets
         nothing, so that nothing is left for them.
 
@@ -254,7 +254,7 @@ class PostgresStore:
                 "database, or the server's own address"
             )
 
-    async def _check_table(
+    async def _require_table(
         self, connection: Any, name: str, columns: list[str], create: str
     ) -> str:
         """Creates a table unless it exists, and checks that using it runs no other role's code.
@@ -344,8 +344,8 @@ class PostgresStore:
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`. Errors of the caller's connection are raised as they are."""
         if connection is not None:
-            self._check_connection(connection)
-            await self._check_isolation(connection)
+            self._require_connection(connection)
+            await self._require_isolation(connection)
             return await self._write(connection, changes)
         async with self._writer.use() as own:
             messages: list[ChangeMessage] = []
@@ -358,7 +358,7 @@ class PostgresStore:
             message = messages[-1] if messages else await self._write(own, ())
             return message._replace(versions=versions)
 
-    def _check_connection(self, connection: Any) -> None:
+    def _require_connection(self, connection: Any) -> None:
         """Checks that a caller's connection is one of the client, in a transaction."""
         if not hasattr(connection, "fetchrow"):
             raise TypeError(
@@ -372,7 +372,7 @@ class PostgresStore:
                 "such as by `await session.flush()`"
             )
 
-    async def _check_isolation(self, connection: Any) -> None:
+    async def _require_isolation(self, connection: Any) -> None:
         """Checks that a write in the caller's transaction sees the current floor: the snapshot of
         a stricter level may be older than a forgotten key."""
         isolation = await connection.fetchval("SHOW transaction_isolation")
@@ -437,7 +437,7 @@ class PostgresStore:
         """See `StoreWithDeliveries.settle`. Errors of the caller's connection are raised as they
         are."""
         if connection is not None:
-            self._check_connection(connection)
+            self._require_connection(connection)
             return await self._settle(connection, deliveries)
         async with self._writer.use() as own:
             return await leaving_out_locked(own, deliveries, partial(self._settle, own))

@@ -49,7 +49,7 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable, timeout
 from purgatory.relay import _redis_scripts as lua
-from purgatory.relay._address import check_address, hosts_of, without_options, without_password
+from purgatory.relay._address import hosts_of, require_address, without_options, without_password
 from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
@@ -138,7 +138,7 @@ class RedisStore:
         self.address = without_password(url)
         self._password = password
         has_sentinels = "+sentinel:" in url.partition("//")[0].lower()
-        given = check_address(url, takes_several_hosts=has_sentinels)
+        given = require_address(url, takes_several_hosts=has_sentinels)
         self._url = without_options(given, {*self._options, *SENTINEL_OPTIONS})
         parts = urlsplit(self._url)
         self._service = ""

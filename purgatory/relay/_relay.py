@@ -29,9 +29,9 @@ from purgatory.relay._messages import (
     Change,
     ChangeMessage,
     ReadResult,
-    check_duration,
     check_key,
-    check_version,
+    require_duration,
+    require_version,
 )
 from purgatory.relay._store import Password, Refused, Store, open_store
 from purgatory.relay._store_sync import StoreSync
@@ -135,7 +135,7 @@ class Relay:
         password: Password | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        check_duration("resync", resync)
+        require_duration("resync", resync)
         self._resync = resync
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
@@ -279,7 +279,7 @@ class Relay:
             WrongLoop: called on another loop than the relay's.
         """
         sync = self._require_open("wait for", key)
-        seen = check_version(seen, "seen", 53)
+        seen = require_version(seen, "seen", 53)
         follower = self._follower
         if not isinstance(epoch, str | None):
             raise TypeError(f"epoch must be a str, got {epoch!r}")
@@ -394,7 +394,7 @@ class Relay:
         """
         self._require_open("advance", key)
         return await self._client.change(
-            "advance", Change(key, check_version(version, "version", 52), 0), connection
+            "advance", Change(key, require_version(version, "version", 52), 0), connection
         )
 
     async def forget(self, key: str) -> None:

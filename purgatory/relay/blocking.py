@@ -24,7 +24,7 @@ from typing import Any, final
 from purgatory import PurgatoryClosed
 from purgatory.relay._client import StoreClient
 from purgatory.relay._loop_thread import LOOP_THREAD
-from purgatory.relay._messages import MAX_VALUE_BYTES, Change, check_key, check_version
+from purgatory.relay._messages import MAX_VALUE_BYTES, Change, check_key, require_version
 from purgatory.relay._store import Password, Store, open_store
 
 __all__ = ["Relay"]
@@ -127,7 +127,7 @@ class Relay:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, RuntimeError: as with
                 `bump`.
         """
-        return self._change("advance", key, check_version(version, "version", 52), 0)
+        return self._change("advance", key, require_version(version, "version", 52), 0)
 
     def version(self, key: str) -> int:
         """Reads the version of `key` from the store; see `purgatory.relay.Relay.version`.

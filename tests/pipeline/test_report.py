@@ -311,7 +311,7 @@ def test_earlier_report_survives_later_failure(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_tables, "_check_balance", fail)
+        patched.setattr(_tables, "_require_balance", fail)
         assert program(journal, out) == 1
     assert [row.operations for row in table(out, "timeouts")] == [1]
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]

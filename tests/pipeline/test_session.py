@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from purgatory.pipeline import _session
-from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
+from purgatory.pipeline._session import SparkUnavailable, require_java, spark_session
 
 
 def fake_java(home: Path, prints: str) -> None:
@@ -34,7 +34,7 @@ def test_old_java_is_refused_with_advice(prints, complaint, tmp_path, monkeypatc
         fake_java(tmp_path, prints)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if complaint is None:
-        check_java()
+        require_java()
         return
     with (
         pytest.raises(SparkUnavailable, match=rf"{complaint}.*openjdk-17"),
@@ -48,7 +48,7 @@ def test_a_missing_java_is_reported_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(SparkUnavailable, match=r"no java on the PATH.*openjdk-17"):
-        check_java()
+        require_java()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     for name in ("appName", "master", "remote", "config"):
         getattr(builder, name).return_value = builder
     monkeypatch.setattr(_session, "SparkSession", SimpleNamespace(builder=builder))
-    monkeypatch.setattr(_session, "check_java", lambda: None)
+    monkeypatch.setattr(_session, "require_java", lambda: None)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     for name in ("MASTER", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE"):
         monkeypatch.delenv(name, raising=False)

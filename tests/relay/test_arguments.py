@@ -7,7 +7,7 @@ import pytest
 
 from purgatory import OperationTimeout
 from purgatory.relay import Relay, blocking
-from purgatory.relay._address import check_address, hosts_of, without_password
+from purgatory.relay._address import hosts_of, require_address, without_password
 from purgatory.relay._store import open_store
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -158,7 +158,7 @@ def test_bad_setting_is_refused_by_name(tmp_path, options, error, match):
     ],
 )
 def test_address_is_understood(url, known, hosts, shown):
-    assert check_address(url, takes_several_hosts=True) == known
+    assert require_address(url, takes_several_hosts=True) == known
     assert hosts_of(known) == hosts
     assert without_password(url) == shown
     assert repr(open_store(url, "test").address) == repr(shown)

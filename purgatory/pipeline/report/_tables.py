@@ -43,7 +43,7 @@ def make_tables(
     [out], names = distinct([out]), distinct(journals)
     snapshot = snapshot or Snapshot.of(engine.storage, names)  # before anything is made
     storage, work = engine.storage(out), f"{out}/.work"
-    _check_place(storage, out)
+    _require_place(storage, out)
 
     def summary_of(files: Snapshot) -> Summary:
         storage.delete(work)  # of a report that was killed, or whose journal was compacted
@@ -63,7 +63,7 @@ def make_tables(
         storage.delete(work)
 
 
-def _check_place(storage: Storage, out: str) -> None:
+def _require_place(storage: Storage, out: str) -> None:
     """Makes sure that only tables and rejected rows of an earlier report are deleted."""
     for folder, ours in (
         ("tables", TABLES),
@@ -87,11 +87,11 @@ def _summary(engine: Engine, snapshot: Snapshot, work: str, step: Step) -> Summa
         step(query.name.replace("_", " "))
         lines[query.name] = engine.run(query.with_numbers(page.numbers), work)
         if query.name == "balance_of_all":
-            _check_balance(lines["balance_of_all"])
+            _require_balance(lines["balance_of_all"])
     return Summary(lines, page)
 
 
-def _check_balance(lines: list[Line]) -> None:
+def _require_balance(lines: list[Line]) -> None:
     for line in lines:
         if (line["found"] or 0) != (line["expected"] or 0):
             raise ReconciliationError(

@@ -90,10 +90,10 @@ class Job:
         if options.available_now and options.idle is not None:
             raise ValueError("with --available-now there is no --idle: the run ends with the rows")
         if options.out_topic:  # Spark would take uncommitted files for outcomes
-            _check_name("--out with --out-topic", options.out)
+            _require_name("--out with --out-topic", options.out)
         if options.format != "kafka":  # Spark would read each file several times
-            _check_name("--operations", options.operations)
-            _check_name("--signals", options.signals)
+            _require_name("--operations", options.operations)
+            _require_name("--signals", options.signals)
         check_shards(spark, options.checkpoint, options.shards)
         check_out(options.out, options.checkpoint, spark)
         operations = self._read(options.operations, OPERATIONS)
@@ -264,7 +264,7 @@ class Job:
         )
 
 
-def _check_name(option: str, folder: str) -> None:
+def _require_name(option: str, folder: str) -> None:
     if literal(folder) != folder:
         raise ValueError(
             f"the name of {option} must have none of * ? [ ] {{ }} and \\, got {folder!r}"

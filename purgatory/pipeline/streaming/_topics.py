@@ -51,7 +51,7 @@ class Kafka:
             ValueError: this Spark has no connector, there is no such topic, or Kafka does not
                 answer.
         """
-        self._check_topic(spark, topic)
+        self._require_topic(spark, topic)
         reader = (
             spark.readStream.format("kafka").options(**self._options()).option("subscribe", topic)
         )
@@ -60,7 +60,7 @@ class Kafka:
             reader = reader.option("maxOffsetsPerTrigger", self.per_batch)
         return _parse(reader.load().select("value", *ORIGIN.names), schema)
 
-    def _check_topic(self, spark: SparkSession, topic: str) -> None:
+    def _require_topic(self, spark: SparkSession, topic: str) -> None:
         """Reads one record at most, since a query that fails later ends with a stack trace of
         Java."""
         wanted = {"subscribe": topic, "startingOffsets": "earliest"}

@@ -10,7 +10,7 @@ from requirements import unavailable
 from streams import JAVA_OPTIONS
 
 from purgatory.pipeline import _session
-from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
+from purgatory.pipeline._session import SparkUnavailable, require_java, spark_session
 
 SETTINGS = {
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
@@ -31,7 +31,7 @@ SETTINGS = {
 def java() -> None:
     """The tests are skipped where it is missing."""
     try:
-        check_java()
+        require_java()
     except SparkUnavailable as error:
         unavailable(str(error))
 
