@@ -13,7 +13,7 @@ from purgatory._core.errors import (
     WrongLoop,
 )
 from purgatory._core.idle_tracker import IdleTracker
-from purgatory._core.kernel import COMPILED as COMPILED
+from purgatory._core.kernel import COMPILED
 from purgatory._core.observers import Cause, Ended, Observer
 from purgatory._core.operation import DelayedOperation
 from purgatory._core.purgatory import Purgatory
@@ -45,6 +45,7 @@ def __getattr__(name: str) -> str:
 
 
 __all__ = [
+    "COMPILED",
     "Cause",
     "DelayedOperation",
     "Ended",

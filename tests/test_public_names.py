@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 from enum import Enum
-from inspect import isfunction
+from inspect import Parameter, isfunction, isroutine, signature
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -42,7 +42,9 @@ def test_all_is_sorted_and_names_what_is_public(module):
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
 
     public = {
-        name for name in vars(module) if not name.startswith("_") and is_ours(getattr(module, name))
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (is_ours(value) or name.isupper())
     }
     assert module.__all__ == sorted(public)
 
@@ -65,6 +67,34 @@ def may_be_subclassed(value: type) -> bool:
 )
 def test_only_delayed_operation_can_be_subclassed(value):
     assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
+
+
+def parameters_of(value: Any) -> str:
+    """The parameters of a function or a class, without their types; empty for anything else."""
+    is_made_by_users = isinstance(value, type) and not issubclass(value, (BaseException, Enum))
+    if not (isroutine(value) or (is_made_by_users and not getattr(value, "_is_protocol", False))):
+        return ""
+    bare = [
+        each.replace(annotation=Parameter.empty) for each in signature(value).parameters.values()
+    ]
+    shown = str(signature(value).replace(parameters=bare, return_annotation=Parameter.empty))
+    return re.sub(r"<function (\w+) at 0x\w+>", r"\1", shown)
+
+
+def interface_of(module: Any) -> Iterator[str]:
+    for name in module.__all__:
+        value = getattr(module, name)
+        yield f"{module.__name__}.{name}{parameters_of(value)}"
+        classes = value.__mro__ if isinstance(value, type) else ()
+        ours = [vars(each) for each in classes if each.__module__.startswith("purgatory")]
+        for member in sorted({each for names in ours for each in names if each[0] != "_"}):
+            yield f"    {member}{parameters_of(getattr(value, member))}"
+
+
+def test_interface_is_the_settled_one(request):
+    now = "\n".join(line for module in MODULES for line in interface_of(module)) + "\n"
+    settled = Path(__file__).with_name("public_interface.txt")
+    assert now == settled.read_text("utf-8"), "users see this change: see promises.md"
 
 
 def names_in(tree: ast.AST) -> Iterator[str]:
