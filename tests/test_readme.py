@@ -20,14 +20,14 @@ import purgatory.relay
 from purgatory import OperationTimeout
 
 README = ROOT / "README.md"
-TESTING = ROOT / "purgatory" / "TESTING.md"
+TESTING = ROOT / "purgatory" / "testing" / "README.md"
 FOLDERS = [ROOT / folder for folder in ("purgatory", "examples", "tests")]
-PAGES = [README, TESTING, *(page for each in FOLDERS for page in sorted(each.rglob("README.md")))]
+PAGES = [README, *(page for each in FOLDERS for page in sorted(each.rglob("README.md")))]
 PAGES += sorted((ROOT / ".docs").glob("[cg]*/*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SESSIONS = [
     "README.md",
-    *(f"purgatory/{page}.md" for page in ("README", "TESTING", "journal/README")),
+    *(f"purgatory/{folder}README.md" for folder in ("", "testing/", "journal/")),
 ]
 FILE = re.compile(r"# (\w+\.py)\n")
 COMMAND = re.compile(

@@ -1,5 +1,5 @@
 """The pytest plugin, alone and beside those that run coroutines, each time in a pytest of its own.
-`tests/test_readme.py` runs the tests of `purgatory/TESTING.md`, which begin elsewhere than at zero,
+`tests/test_readme.py` runs the tests of `purgatory/testing/README.md`, which begin elsewhere than at zero,
 and use the hook of pytest-asyncio and the backend of anyio."""
 
 import os
