@@ -74,10 +74,9 @@ def parameters_of(value: Any) -> str:
     is_made_by_users = isinstance(value, type) and not issubclass(value, (BaseException, Enum))
     if not (isroutine(value) or (is_made_by_users and not getattr(value, "_is_protocol", False))):
         return ""
-    bare = [
-        each.replace(annotation=Parameter.empty) for each in signature(value).parameters.values()
-    ]
-    shown = str(signature(value).replace(parameters=bare, return_annotation=Parameter.empty))
+    typed = signature(value)
+    bare = [each.replace(annotation=Parameter.empty) for each in typed.parameters.values()]
+    shown = str(typed.replace(parameters=bare, return_annotation=Parameter.empty))
     return re.sub(r"<function (\w+) at 0x\w+>", r"\1", shown)
 
 
@@ -91,7 +90,7 @@ def interface_of(module: Any) -> Iterator[str]:
             yield f"    {member}{parameters_of(getattr(value, member))}"
 
 
-def test_interface_is_the_settled_one(request):
+def test_interface_is_the_settled_one():
     now = "\n".join(line for module in MODULES for line in interface_of(module)) + "\n"
     settled = Path(__file__).with_name("public_interface.txt")
     assert now == settled.read_text("utf-8"), "users see this change: see promises.md"

@@ -9,6 +9,7 @@ So an operation knows a home, and no purgatory. All state of a purgatory is here
 an operation are here as well, because each refers to the other.
 """
 
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, Future, Task
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
@@ -62,7 +63,7 @@ class OperationSlots(TimerEntry):
 
 
 @fields
-class Home:
+class Home(ABC):
     """The state of a purgatory; for the arguments see `Purgatory`."""
 
     __slots__ = (
@@ -216,9 +217,9 @@ class Home:
 
     # -- checks, as far as an operation that ends needs to know of them
 
+    @abstractmethod
     def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
         """Queues the checks that other threads have requested; defined by `Purgatory`."""
-        raise NotImplementedError
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
         """Checks keys requested by other threads."""

@@ -285,8 +285,8 @@ def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = 
     Args:
         operation: a pending one.
         key: the key that is checked; `NO_KEY` without one.
-        cause: what has ended it, if it completes. After its `FIRST_TRY` it is not finished, since
-            observers first learn that it was watched.
+        cause: recorded for observers if it completes. After a `FIRST_TRY` the caller finishes it,
+            once observers were notified of its start.
         is_last: whether it expires if it does not complete.
 
     Returns:
