@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from relay_waits import refused, started
+from relay_waits import pair, refused, started
 from servers import TIMEOUT
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -175,7 +175,7 @@ async def test_files_are_private_below_a_long_path(tmp_path):
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     before = os.umask(0)
     try:
-        async with Relay(f"file://{folder}") as here, Relay(f"file://{folder}") as there:
+        async with pair(f"file://{folder}") as (here, there):
             waiting = await started(here, "a", 0)
             assert await there.bump("a") == await waiting == 1
             assert [path for path in folder.iterdir() if path.stat().st_mode & 0o007] == []
