@@ -86,12 +86,16 @@ def test_data_below_the_limit_are_the_same(codec: str, data: st.DataObject) -> N
 
 async def test_many_small_records_are_refused_at_once() -> None:
     data = gzip.compress(b"\0" * (MAX_SIZE - MB))  # 32 million records of no bytes
+    before = time.process_time()
+    gzip.decompress(data)
+    decompressing = time.process_time() - before
     async with running_broker() as client:
         for count, error in ((1, "invalid_record"), (32_000_000, "message_too_large")):
             batch = make_batch(b"v", attributes=1, compress=lambda _: data, count=count)
             before = time.process_time()
             assert await client.produce("topic", batch) == [(error, -1)]
-            assert time.process_time() - before < 2  # 3.6 s without a limit
+            # 70 times as long without a limit
+            assert time.process_time() - before < 20 * decompressing
 
 
 async def test_batches_of_one_request_share_a_limit() -> None:
@@ -163,10 +167,13 @@ async def test_offset_of_a_repeated_partition_is_refused() -> None:
 async def test_many_topics_are_created_in_linear_time() -> None:
     topics = [{"name": f"{number}", "num_partitions": 0} for number in range(30_000)]
     async with running_broker() as client:
-        before = time.process_time()
         frame = framed("create_topics", topics=topics)
-        client.broker.handle(read_request(frame, LOCAL, PEER, lambda _: None))
-        assert time.process_time() - before < 10  # much longer if each name is compared with each
+        begun = time.process_time()
+        request = read_request(frame, LOCAL, PEER, lambda _: None)
+        was_read = time.process_time()
+        client.broker.handle(request)
+        # 60 times as long if each name is compared with each
+        assert time.process_time() - was_read < 20 * (was_read - begun)
 
 
 def test_negative_block_of_java_is_refused() -> None:
