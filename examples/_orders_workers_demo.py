@@ -52,7 +52,7 @@ class Seen:
     )  # by order: the worker, and when it answered
     writers: dict[int, tuple[str, float]] = field(
         default_factory=dict
-    )  # by order: whose webhook it was, and when it had written
+    )  # by order: the worker that had the webhook, and when it had written
     acknowledged: dict[int, float] = field(
         default_factory=dict
     )  # by order: when the webhook was answered

@@ -1,4 +1,4 @@
-"""`--demo`: three clients, each with a producer and a group whose members join, leave and are
+"""`--demo`: three clients, each with a producer and a group with members that join, leave and are
 killed; then a report.
 
 The broker runs in this process, each producer and member in a process of its own. Twice a second a
@@ -48,7 +48,7 @@ class ClientRun:
     changes: Counter[str] = field(default_factory=Counter)
 
     async def start(self, job: str, *arguments: object) -> asyncio.subprocess.Process:
-        """Starts a process, whose output goes to a file."""
+        """Starts a process. Its output goes to a file."""
         path = self.folder / f"{self.client} {job} {len(self.files) if job == 'consume' else 0}"
         command = [
             str(Path(__file__).with_name("demo_client.py")),
@@ -255,7 +255,7 @@ def run_demo(messages: int, rate: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Three clients with groups whose members join, leave and are killed."
+        description="Three clients with groups; their members join, leave and are killed."
     )
     parser.add_argument(
         "--messages", type=count, default=4000, help="of each client (default: 4000)"

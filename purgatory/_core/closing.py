@@ -90,5 +90,5 @@ def cancel_key(home: Home, key: Hashable, cause: Cause = Cause.CANCELLED) -> Bat
     while found := home._by_key.operations(key, MAX_PER_ITERATION):
         for operation in found:
             keys = operation._op_keys
-            # An operation whose outcome was decided has completed instead.
+            # A decided operation has completed instead.
             yield [operation] if cancel(operation, cause) else [], steps_to_leave(keys)

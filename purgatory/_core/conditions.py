@@ -16,8 +16,8 @@ The operation is registered in the same step in which the predicate is called fi
 registered until it has ended, so the next run finds a change that came during a run. There is at
 least one iteration of the loop between two runs.
 
-Such a wait has one end, as any operation: a run that is true claims the operation. If that has ended
-otherwise meanwhile, the caller gets that end, and the value goes to `give_back`.
+Such a wait has one end, as any operation: a run that is true claims the operation. If that has
+ended otherwise meanwhile, the caller gets that end, and the value goes to `give_back`.
 
 Predicates run in the context of their wait, as with `asyncio.Condition.wait_for`. During a check
 that is a copy of the waiting task's context.
@@ -41,10 +41,9 @@ from purgatory._core.operation import (
     abandon,
     claim,
     fail,
-    owner_has_left,
     wake_owner,
 )
-from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING
+from purgatory._core.states import CANCELLED, COMPLETED, PENDING
 from purgatory._core.timeouts import Timeout, running_wheel
 from purgatory._core.watch_lists import keys_of
 from purgatory._core.wheel import TimerEntry
@@ -57,7 +56,7 @@ LAST_RUN_WITHIN: Final = 0.1
 """The last run of an asynchronous predicate begins within the last tenth of the timeout."""
 
 _PLAIN: Final = frozenset({bool, type(None), int, float, str, bytes, list, tuple, dict, set})
-"""Types whose values are not awaitable; `inspect.isawaitable` costs more than most predicates."""
+"""Types that are not awaitable; `inspect.isawaitable` costs more than most predicates."""
 
 
 class Condition(DelayedOperation[T | None]):
@@ -133,7 +132,8 @@ class Receiver(DelayedOperation[Any]):
     __slots__ = ("_op_kind", "key", "value")
 
     def __init__(self, key: Hashable, timeout: float | None, kind: str | None = None) -> None:
-        require_kind(kind)
+        if kind is not None:
+            require_kind(kind)
         super().__init__(timeout)
         self._op_kind = kind
         self.key = key
@@ -143,18 +143,25 @@ class Receiver(DelayedOperation[Any]):
         return self.value is not NO_VALUE
 
     def try_complete(self) -> bool:
-        return self._op_is_decided() and self.force_complete()
+        return self.value is not NO_VALUE and self.force_complete()
 
     def on_complete(self) -> Any:
         return self.value
+
+    def received(self, value: Any, timeout: float | None) -> Any:
+        """Its result `value`; raises `OperationTimeout` if it has expired."""
+        if value is NO_VALUE:
+            key = describe(self.key)
+            raise OperationTimeout(f"nothing was delivered to {key} within {timeout} s")
+        return value
 
     def __repr__(self) -> str:
         return f"<receive {self.key!r} {self.state.value}>"
 
 
 class Runs(TimerEntry):
-    """The runs of an asynchronous predicate. In the wheel of timeouts, this is the timer of the last
-    one.
+    """The runs of an asynchronous predicate. In the wheel of timeouts, this is the timer of the
+    last one.
 
     Attributes:
         returned: the awaitable that the predicate has returned, until the waiting task awaits it.
@@ -224,7 +231,7 @@ class Runs(TimerEntry):
             await self.sleeper
 
     def begin(self) -> Cause:
-        """Notes that a run begins; returns what it would end the wait by."""
+        """Notes that a run starts; returns what it would end the wait by."""
         cause = KEY if self.is_requested else DEADLINE
         self.last_has_begun = self.last_has_begun or self.is_last_due
         self.is_requested = self.is_last_due = False
@@ -289,8 +296,8 @@ async def run_until_true(
 
 
 def _end_run(home: Home, condition: Condition[Any], cause: Cause, key: Any) -> None:
-    """Completes a wait whose run was true. Notifies observers of the run, as of a check that has
-    tried one operation."""
+    """Completes a wait after a run that was true. Notifies observers of the run, as of a check that
+    has tried one operation."""
     keys, record, is_true = condition._op_keys, condition._op_record, condition.value is not None
     if is_true:
         claim(condition, COMPLETED, cause, key)
@@ -313,28 +320,6 @@ def end_error(condition: Condition[Any], timeout: float | None) -> BaseException
     return OperationTimeout(
         f"the condition on {describe(condition.keys)} did not hold within {timeout} s"
     )
-
-
-def received(receiver: Receiver, value: Any, timeout: float | None) -> Any:
-    """What a receiver that has ended returns; raises `OperationTimeout` if it has expired."""
-    if receiver.state is EXPIRED:
-        key = describe(receiver.key)
-        raise OperationTimeout(f"nothing was delivered to {key} within {timeout} s")
-    return value
-
-
-def deliver(operations: Iterable[DelayedOperation[Any]], value: Any) -> int:
-    """Gives `value` to each receiver without a value among `operations`; returns their number."""
-    count = 0
-    for operation in operations:
-        if (
-            type(operation) is Receiver
-            and operation.value is NO_VALUE
-            and not owner_has_left(operation)
-        ):
-            operation.value = value
-            count += 1
-    return count
 
 
 @final
@@ -377,7 +362,7 @@ class Reply:
         if self._receiver._op_home is None:
             raise InvalidStateError(f"cannot await {describe(self)}: its block was not entered")
         value = yield from self._receiver.__await__()
-        return received(self._receiver, value, self._timeout)
+        return self._receiver.received(value, self._timeout)
 
     def __repr__(self) -> str:
         return f"<Reply {self._receiver.key!r} {self._receiver.state.value}>"

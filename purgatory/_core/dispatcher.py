@@ -46,7 +46,7 @@ class Dispatcher:
         current: the operation whose hook is running; or what else is running, while no hook may.
         queue: deferred work, and the contexts in which it runs.
         completed: how many operations checks have completed.
-        failed: operations of this iteration whose exception is not retrieved yet.
+        failed: operations of this iteration with an exception that is not retrieved yet.
     """
 
     __slots__ = ("_continuation_scheduled", "_loop", "completed", "current", "failed", "queue")

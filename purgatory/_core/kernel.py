@@ -56,7 +56,7 @@ running_loop: Final[Callable[[], Any] | None] = getattr(_kernel, "running_loop",
 """As `loop.running_loop`, where that is quicker in C."""
 
 PYPY: Final[bool] = sys.implementation.name == "pypy"
-"""Whether this is PyPy, whose JIT needs no kernel, and where other lines are slow."""
+"""Whether this is PyPy: its JIT needs no kernel, and other lines are slow there."""
 
 
 def compiled(function: F) -> F:

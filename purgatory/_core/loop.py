@@ -13,7 +13,7 @@ with it. The callback expires the entries that are due, or begins to cascade the
 amount for each iteration of the loop; the rest follows in the next ones, so that ten thousand
 timers of one instant do not block a socket.
 
-A bucket whose last entry was removed stays armed as well, because the next entry will often need
+An emptied bucket stays armed as well, because the next entry will often need
 it: this costs at most one callback without work for each bucket. When nothing waits any more, all
 callbacks are cancelled, at the end of the iteration in which the last entry was removed; or within
 ten milliseconds, if that happens repeatedly.
@@ -307,8 +307,8 @@ class LoopTimingWheel(LoopBinding):
                 self._arm_again(bucket)
 
     def _arm_again(self, bucket: Bucket) -> None:
-        """Arms a bucket whose callback came early, even if its time has come since: `_expire_due`
-        read the clock before."""
+        """Arms a bucket again after an early callback, even if its time has come since:
+        `_expire_due` read the clock before."""
         # Add the shortfall, so that a loop that always calls early converges. A stage of a far
         # deadline may also be late.
         now = self.time()

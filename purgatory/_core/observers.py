@@ -99,11 +99,11 @@ class Observer(Protocol):
     """Is notified of events in a purgatory. Work that it causes there runs when it has returned,
     as with the hooks of operations. Its exceptions go to the loop's exception handler.
 
-    An observer whose `key_checked` is the one of this class is not notified of checks.
+    An observer that inherits `key_checked` from this class is not notified of checks.
 
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once
     for each operation, in the context of the code that watches it, after its first try: before
-    `operation_ended`, or when it begins to wait. For a wait of a `ThresholdPurgatory` only the
+    `operation_ended`, or when it starts to wait. For a wait of a `ThresholdPurgatory` only the
     identity of the argument is defined.
 
     It may also have a method `for_purgatory(name: str) -> Observer`. Whatever it is given to calls
@@ -214,7 +214,7 @@ class Notifier:
         self._report = report
 
     def started(self, operation: Any) -> None:
-        """Notifies of an operation that begins to wait, or has ended at its first try."""
+        """Notifies of an operation that starts to wait, or has ended at its first try."""
         for observer in self._start_observers:
             try:
                 observer.operation_started(operation)

@@ -24,8 +24,8 @@ An operation knows its `home`, and not the purgatory above it. The steps are fun
 and private attributes begin with `_op_`, because the other names of a class that users subclass
 belong to them.
 
-Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is
-`Future`, whose `result` and whose handling of exceptions are the same.
+Kafka's counterpart is `DelayedOperation`, with an `AtomicBoolean` for the claim; asyncio's is
+`Future`, with the same `result` and handling of exceptions.
 """
 
 from abc import ABC, abstractmethod
@@ -54,7 +54,7 @@ EXITS: Final = (SystemExit, KeyboardInterrupt)
 """Raised out of the loop, as by asyncio's tasks."""
 
 NO_RESULT: Final[Any] = object()
-"""The result of an operation whose hooks have not run."""
+"""The result of an operation until its hooks have run."""
 
 
 @fields
@@ -220,7 +220,9 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
     def __await__(self) -> Generator[Any, None, R_co]:
         if not has_result(self):
-            require_loop(self, "await")
+            home = self._op_home
+            if home is None or running_loop() is not home._loop:
+                require_loop(self, "await")
             future = add_waiter(self)
             try:
                 yield from future
@@ -378,7 +380,7 @@ def _not_completed(operation: Operation) -> TypeError:
 
 
 def _try_failed(operation: Operation, error: BaseException) -> None:
-    """Ends an operation whose `try_complete` raised: it is cancelled, and the exception is its
+    """Ends an operation after its `try_complete` raised: it is cancelled, and the exception is its
     result."""
     if claim(operation, CANCELLED, Cause.FAILED):
         _set_exception(operation, error)
@@ -418,8 +420,7 @@ def claim(
 
 @compiled
 def cancel(operation: Operation, cause: Cause = Cause.CANCELLED) -> bool:
-    """Cancels an operation; one whose outcome is decided already completes instead. False if it was
-    not cancelled."""
+    """Cancels an operation; a decided one completes instead. False if it was not cancelled."""
     return _end_early(operation, NO_RESULT, cause)
 
 
@@ -486,7 +487,7 @@ def _set_exception(operation: Operation, error: BaseException) -> None:
 
 def _report_unretrieved_later(operation: Operation) -> None:
     """Reports the exception of a hook unless it is retrieved within two iterations of the loop, so
-    that a task which begins to await the operation in the next iteration can retrieve it. One
+    that a task which awaits the operation from the next iteration on can retrieve it. One
     callback serves all operations of an iteration."""
     if _is_unretrieved(operation) and (loop := events._get_running_loop()) is not None:
         failed = dispatcher_of(loop).failed
@@ -546,7 +547,9 @@ def add_owner(operation: Operation) -> "Future[None]":
 
 
 def _new_future(operation: Operation) -> "Future[None]":
-    future: Future[None] = events.get_running_loop().create_future()
+    home = operation._op_home
+    loop = events.get_running_loop() if home is None else home._loop
+    future: Future[None] = loop.create_future()
     if has_result(operation):  # a finalizer has cancelled it meanwhile
         future.set_result(None)
     return future
@@ -584,10 +587,11 @@ def wake_owner(operation: Operation) -> None:
 
 
 def abandon(operation: Operation) -> None:
-    """Cancels an operation whose owner, a task that waited for it, has ended."""
+    """Cancels an operation when its owner, the task that waited for it, has ended."""
     operation._op_owner = None
     if operation._op_state is not PENDING:
-        _report_unretrieved_later(operation)
+        if type(operation._op_result) is Failure:
+            _report_unretrieved_later(operation)
         return
     with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
         require_loop(operation, "cancel")

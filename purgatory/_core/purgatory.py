@@ -11,12 +11,11 @@ from typing import Any, Generic, TypeVar, cast, final, overload
 from purgatory._core.arguments import describe, printable, require_drain, require_exception
 from purgatory._core.closing import cancel_key, close, in_batches, open_again
 from purgatory._core.conditions import (
+    NO_VALUE,
     Condition,
     Receiver,
     Reply,
-    deliver,
     end_error,
-    received,
     run_until_true,
 )
 from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFull
@@ -36,6 +35,7 @@ from purgatory._core.operation import (
     claim,
     fail,
     has_result,
+    owner_has_left,
     require_loop,
     try_once,
 )
@@ -287,7 +287,7 @@ class Purgatory(Home, Generic[Op]):
 
         If it returns an awaitable, that is awaited: an asynchronous predicate runs in the calling
         task, after it was registered under the keys, and again after each check, but never two at a
-        time. The checks that come during a run count as one. The last run begins before the
+        time. The checks that come during a run count as one. The last run starts before the
         deadline: earlier by twice the longest run so far, by a tenth of `timeout` at most. The
         deadline ends a run in progress, as `asyncio.timeout` would.
 
@@ -299,7 +299,7 @@ class Purgatory(Home, Generic[Op]):
 
         Args:
             predicate: a function or a coroutine function, called on the loop's thread.
-            keys: the keys whose checks call it; at least one.
+            keys: their checks call it; at least one.
             timeout: in seconds; `None` for no limit, zero and less to call `predicate` once.
             give_back: called with a true value that cannot be returned, because the task was
                 cancelled, or the wait had ended before the run of an asynchronous predicate. Then
@@ -372,7 +372,7 @@ class Purgatory(Home, Generic[Op]):
         """
         receiver = Receiver(key, timeout, kind)
         try:
-            return received(receiver, await self.wait(receiver, (key,)), timeout)
+            return receiver.received(await self.wait(receiver, (key,)), timeout)
         finally:
             del receiver  # which would make a cycle with the traceback of its failure
 
@@ -397,7 +397,7 @@ class Purgatory(Home, Generic[Op]):
             ValueError, TypeError: `timeout` is NaN, or no number. Entering raises the errors of
                 `try_complete_else_watch`; for the errors of `await` see `Reply`.
         """
-        return Reply(cast("Any", self.try_complete_else_watch), key, timeout, kind)
+        return Reply(self.try_complete_else_watch, key, timeout, kind)  # type: ignore[arg-type]  # of any kind
 
     def deliver(self, key: Hashable, value: Any) -> int:
         """Delivers `value` to all that receive or expect one under `key` now.
@@ -413,9 +413,20 @@ class Purgatory(Home, Generic[Op]):
                 loop is needed.
             TypeError: `key` is not hashable.
         """
-        count = 0
-        if self._is_used_here("deliver to {}", key, "deliver_threadsafe"):
-            count = deliver(self._by_key.operations(key), value)
+        if running_loop() is not self._loop and not self._is_used_here(
+            "deliver to {}", key, "deliver_threadsafe"
+        ):
+            return 0
+        waiting, count = self._by_key.get(key), 0
+        for operation in waiting.entries() if type(waiting) is WatchList else (waiting,):
+            if (
+                type(operation) is Receiver
+                and operation.value is NO_VALUE
+                and operation._op_state is PENDING
+                and not owner_has_left(operation)
+            ):
+                operation.value = value
+                count += 1
         if count:
             self.check_and_complete(key)
         return count

@@ -38,15 +38,15 @@ class ThresholdStatistics:
     pending: int
     """Waits that have not ended yet."""
     unanswered: int
-    """Waits that have ended, but whose tasks are woken in the next iterations of the loop."""
+    """Waits that have ended, and are answered in the next iterations of the loop."""
     keys: int
     """Keys that have a value or are waited for."""
     completed: int
-    """Waits whose threshold was reached, before they began or later."""
+    """Waits that reached their threshold, at the first look or later."""
     failed: int
     expired: int
     cancelled: int
-    """Waits whose task was cancelled, or that `aclose` ended."""
+    """Waits that were cancelled, with their task or by `aclose`."""
     wake_ups: int
     """Callbacks that the loop made to the wheel."""
     moves: int

@@ -39,7 +39,7 @@ def describe_value(value: Any) -> str:
 
 
 def require_advance(key: object, value: Any, known: Any = UNKNOWN) -> None:
-    """Raises `ValueError` if a key whose value is `known` cannot advance to `value`: that is lower,
+    """Raises `ValueError` if a key with the value `known` cannot advance to `value`: that is lower,
     or NaN, which is neither lower nor higher."""
     if value != value or not (known is UNKNOWN or known <= value):
         why = "NaN is no value" if value != value else "values never go backwards"
@@ -111,7 +111,7 @@ class ThresholdQueue:
         return True
 
     def advance(self, value: Any) -> list[Any]:
-        """Removes the waiters whose threshold is at most `value`, and returns them in order.
+        """Removes the waiters with a threshold of at most `value`, and returns them in order.
 
         Cost: one comparison if there is none; otherwise O(log n) comparisons for each threshold.
 
@@ -134,7 +134,7 @@ class ThresholdQueue:
         return self._take(reached) if reached else reached
 
     def take(self, above: Any = UNKNOWN) -> list[Any]:
-        """Removes the waiters whose threshold is above a value, by default all, and returns them in
+        """Removes the waiters with a threshold above a value, by default all, and returns them in
         the order in which their thresholds arrived.
 
         Cost: one comparison for each threshold of the key.

@@ -19,7 +19,7 @@ loop. The others are *unanswered* until the next iterations, but decided: neithe
     advance("orders", 47) reaches 2,000      pending -2,000; 512 are answered, 1,488 are unanswered
     the next three iterations                answer 512, 512 and 464
 
-A waiter whose task has been cancelled is passed over: it ends as cancelled, and is not counted.
+The waiter of a cancelled task is passed over: it ends as cancelled, and is not counted.
 
 Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's
 blocking queries: a client passes the version it has seen, so it misses nothing between two
@@ -430,7 +430,7 @@ class ThresholdPurgatory(Generic[K, V]):
     def _decide(self, waiters: list[_Wait], value: Any, end: Callable[[_Wait], object]) -> int:
         """Answers waiters that were removed from their queue: a bounded number now and the rest in
         the next iterations of the loop, after all waiters that were decided earlier. Returns their
-        number, without those whose tasks were cancelled.
+        number, without the waiters of cancelled tasks.
 
         Args:
             value: what they receive; `NO_VALUE` if they fail.

@@ -86,7 +86,7 @@ constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_key
 
 
 class Link:
-    """The place of an operation in a `WatchList`. Without an `__init__`, whose call would be a
+    """The place of an operation in a `WatchList`. Without an `__init__`: its call would be a
     quarter of `WatchLists.join`."""
 
     __slots__ = ("after", "before", "operation")

@@ -21,7 +21,7 @@ handler of the signal: the wrapper schedules our callback, and calls the previou
              ->  the server's handler            ->  the server waits for its connections, which
                                                      takes no time now
 
-Several chains may wrap one signal, and be removed in any order. Each has a link, whose `previous`
+Several chains may wrap one signal, and be removed in any order. Each has a link, and its `previous`
 is the handler that it wraps. An inactive link only passes the signal on, and is unlinked when it is
 the first one, or between two others of ours:
 
@@ -206,7 +206,7 @@ class OpenPolls:
 @final
 class SignalChain:
     """Calls `callback` on the loop at each of `signals`, before the present handlers; and before the
-    `shutdown` of uvicorn, whose handlers they are.
+    `shutdown` of uvicorn, which installs these handlers.
 
     Args:
         signals: numbers of signals; signals without a handler are left alone.

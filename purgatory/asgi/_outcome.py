@@ -96,13 +96,13 @@ ANSWERS: Final = {
     ),
 }
 NO_BODY: Final = (204, 304)
-"""Statuses whose responses have no body."""
+"""Statuses without a body."""
 
 MAX_REASON_BYTES: Final = 123
 """Limit of a reason in bytes of UTF-8: the space in a WebSocket's close frame (RFC 6455, 5.5.1)."""
 
 MALFORMED: Final = Answer(400, 1008, OperationState.CANCELLED, Cause.FAILED)
-"""The answer to a malformed request, whose ending is `REFUSED`."""
+"""The answer to a malformed request; its ending is `REFUSED`."""
 
 
 @final
@@ -306,7 +306,7 @@ class PollNotifier:
         self._notifier = Notifier(name, observers, _report)
 
     def notify_started(self, poll: object) -> float:
-        """Notifies of a wait that begins now, and returns the loop's time."""
+        """Notifies of a wait that starts now, and returns the loop's time."""
         self._notifier.started(poll)
         return get_running_loop().time()
 

@@ -227,7 +227,7 @@ class Poll:
         Args:
             purgatory: where to wait.
             predicate: is not called any more once the client has left or the server stops.
-            keys: whose checks call it again.
+            keys: their checks call it again.
             give_back: for a predicate that removes the value it returns. If the client leaves or
                 the task is cancelled before the value is returned, `give_back` is called with it
                 and the keys are checked: the outcome is `GONE`, and the next waiter gets the value.

@@ -67,7 +67,7 @@ class LongPolls:
         max_wait: limit of each wait, in seconds; more than zero.
         default_wait: wait of a request that names none, in seconds; `None` for `max_wait`.
         spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls
-            that began together do not all end together.
+            that started together do not all end together.
         wait_parameter: name of the query parameter that requests a wait.
         max_open: how many may be open at once, `inf` for no limit; one more is refused. By default
             three quarters of the limit of open files (`ulimit -n`) when this is made.

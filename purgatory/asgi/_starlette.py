@@ -47,7 +47,7 @@ class StarletteOutcome(Outcome[Any], Response):  # type: ignore[misc]  # final f
 
 
 class FastAPIOutcome(StarletteOutcome):  # type: ignore[misc]  # final for users
-    """An outcome whose value may be a model."""
+    """An outcome; its value may be a model."""
 
     def _encodable(self, value: Any) -> Any:
         from fastapi.encoders import jsonable_encoder  # noqa: PLC0415 - only where it is in use
@@ -73,7 +73,7 @@ class StarletteEnded(PollEnded, HTTPException):
 
 
 async def _answer(request: Request, ended: StarletteEnded) -> Response:
-    """The response to a request whose poll has ended without a value: by the application's own
+    """The response to a request after a poll without a value: by the application's own
     handler for HTTP exceptions, if there may be a body and it has one."""
     outcome = ended.outcome
     handler = None

@@ -49,7 +49,7 @@ QUERY: Final = "%&=+;:@/?~!$'()*,-._"
 """Characters of a query that need no escape."""
 
 WORKER: Final = b"purgatory-worker"
-"""The request header that names the worker whose state is wanted, percent-encoded."""
+"""The request header that names the worker to show, percent-encoded."""
 
 HEADERS: Final = {
     "cache-control": "no-store",
@@ -95,7 +95,7 @@ def console(
         jobs = Purgatory("jobs", observer=meter)
         app.mount("/purgatory", console(jobs, polls=polls, meter=meter))
 
-    It is read-only. It begins with the sum over all workers that it knows, and shows the details of
+    It is read-only. It starts with the sum over all workers that it knows, and shows the details of
     one. While a page is open, and for five minutes after, it takes a snapshot each `refresh`: less
     than a millisecond of the loop for each purgatory, with any number of pending operations and
     open pages. Before the first page is opened it costs nothing.

@@ -99,7 +99,7 @@ class Journal:
         recorder.operation_ended(ended)
 
     def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Records a check, as one of the purgatory whose operation was forwarded last."""
+        """Records a check, of the purgatory that forwarded an operation last."""
         if self._forwarded is None:
             self._forwarded = self._recorder_of("")
         self._forwarded.key_checked(key, tried, completed)

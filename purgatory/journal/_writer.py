@@ -231,7 +231,7 @@ class Writer:
         return self.dropped + self._discarded
 
     def _warn_of_drops(self) -> None:
-        """Logs when records begin to be dropped."""
+        """Logs when records are first dropped."""
         dropped = self._total_dropped
         was_dropping, self._is_dropping = self._is_dropping, dropped > self._known_dropped
         self._known_dropped = dropped
@@ -426,7 +426,7 @@ def _take(queue: list[Any], fields: Sequence[str], sized: str) -> list[Any]:
 
     Args:
         fields: of a record.
-        sized: the field whose size counts.
+        sized: the field that counts as the size.
     """
     width = len(fields)
     records = queue[: MAX_BATCH * width]

@@ -77,7 +77,7 @@ class KindMetrics:
     missed_triggers: int
     """Operations that only the last try, at their deadline, completed: no check had tried them."""
     failed_tries: int
-    """Tries whose condition did not hold: the sum of `Ended.failed_tries`."""
+    """Failed tries: the sum of `Ended.failed_tries`."""
 
     @property
     def ended(self) -> int:

@@ -55,7 +55,7 @@ class Spans:
         """Recorded spans, by the `id` of their operation."""
 
     def operation_started(self, operation: DelayedOperation[Any]) -> None:
-        """Begins a span, as a child of the current one."""
+        """Starts a span, as a child of the current one."""
         span = self._tracer.start_span("wait", kind=SpanKind.INTERNAL)
         if span.is_recording():
             self._waiting[id(operation)] = span

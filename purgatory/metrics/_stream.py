@@ -40,7 +40,7 @@ class StreamStatistics:
     silent_since: float | None = None
     """The time of the last rows of this input, or the start of the run, in seconds since 1970."""
     overdue: int = 0
-    """Pending operations whose deadline had passed when they were last counted."""
+    """Pending operations that were past their deadline at the last count."""
 
     def behind(self, now: float) -> float:
         """Seconds by which the watermark is behind the clock; 0 if nothing is due by the clock."""

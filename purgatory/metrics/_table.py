@@ -56,7 +56,7 @@ class Polls(Protocol):
 
 
 class Sources(NamedTuple):
-    """The objects whose numbers are exported."""
+    """The objects to export."""
 
     meter: Meter
     purgatories: tuple[Any, ...]

@@ -43,7 +43,7 @@ PROGRAMS: Final = {
     ),
 }
 USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)
-"""Errors whose message is enough for a user; a traceback would not help. This also holds
+"""Errors that a user understands by their message; a traceback would not help. This also holds
 for errors of the `ENGINES`."""
 ENGINES: Final = ("duckdb", "_duckdb", "pyspark", "py4j")
 INTERRUPTED: Final = 130

@@ -46,7 +46,7 @@ def backoff(failures: int) -> float:
 
 @final
 class Call:
-    """A request, whose caller waits for the answer."""
+    """A request; its caller waits for the answer."""
 
     __slots__ = ("answer", "is_bump", "is_locked", "is_perhaps_made", "request")
 

@@ -148,14 +148,14 @@ class Follower:
         self._out_of_order: dict[int, int] = {}
         """Messages after a gap: the position before each message -> its own position."""
         self._unconfirmed: dict[str, tuple[int, int]] = {}
-        """Keys whose version was found by a read -> the version, and the number of the probe that
+        """Keys with a version that a read found -> the version, and the number of the probe that
         decides whether its message was lost."""
         self._in_flight: ReadRequest | None = None
 
     # -- waiters
 
     def add_waiter(self, key: str, seen: int) -> None:
-        """Adds a waiter for `key` whose caller has seen version `seen`."""
+        """Adds a waiter for a version of `key` above `seen`."""
         followed = self.followed.get(key)
         if followed is None:
             followed = self.followed[key] = FollowedKey(self.epochs)

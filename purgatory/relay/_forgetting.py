@@ -1,4 +1,4 @@
-"""Finds old keys: keys whose last write has a position that the store passed long ago.
+"""Finds old keys: the store passed the position of their last write long ago.
 
 A store keeps no time for each key, only a few samples, `(time, position)`: all writes up to this
 position were made before this time.

@@ -88,7 +88,7 @@ STALE_READ_PAUSE: Final = 0.01
 """Seconds until a read is repeated that a replica has answered with outdated data."""
 
 HINT: Final = b"[]"
-"""News of a write whose versions exceed a message: any key may have changed."""
+"""News of a write that exceeds a message: any key may have changed."""
 
 FOUND: Final = "204"
 NOT_FOUND: Final = "404"
@@ -303,7 +303,7 @@ class NatsStore:
         return int(info["state"]["last_seq"]) if "state" in info else 0
 
     async def _state(self, link: NatsLink, keys: Iterable[str]) -> State:
-        """The last messages of these keys. Begins an epoch if there is none. Keys that exceed a
+        """The last messages of these keys. Starts an epoch if there is none. Keys that exceed a
         request are read by further ones; if the floor or the epoch changes meanwhile, all are read
         again."""
         subjects = [*map(self._subject, keys)]

@@ -91,7 +91,7 @@ class Position(int):
     """A snapshot as a position: as an integer, the last transaction before all that were running.
 
     Attributes:
-        seen: the snapshot whose changes were all read.
+        seen: the snapshot up to which all changes were read.
         target: the later snapshot of an unfinished read in portions, or empty. It is reached when
             all of its changes after `last` have been read.
         last: transaction and key of the last row read toward `target`.
@@ -113,7 +113,7 @@ class Position(int):
 
     @property
     def running(self) -> list[str]:
-        """The transactions below `limit` that were running, whose changes were not seen."""
+        """The transactions below `limit` that were running: their changes were not seen."""
         return [number for number in self.seen.split(":")[2].split(",") if number]
 
     @property

@@ -145,7 +145,7 @@ ADOPT: Final = """
     UPDATE {table} SET changed = pg_current_xact_id()
         WHERE changed > pg_current_xact_id() AND key <> {epoch}
 """
-"""For a table restored from another server, whose transactions had other numbers."""
+"""For a table restored from another server, with other transaction numbers."""
 
 LOCK: Final = "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"
 

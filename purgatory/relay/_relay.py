@@ -59,7 +59,7 @@ class RelayStatistics:
     """Number of reads of the changes because messages may have been lost: after a subscription,
     after a gap, and every `resync` seconds."""
     healed: int
-    """Number of versions found by a resync whose messages were lost."""
+    """Number of versions that a resync found because their messages were lost."""
     epochs: int
     """Number of the store's epochs seen; 1 while the store has lost no data."""
     watched: int
@@ -67,7 +67,7 @@ class RelayStatistics:
 
 
 class EpochChanged(Exception):
-    """Ends waits whose `seen` is from another epoch than the store's.
+    """Ends waits with a `seen` of another epoch than the store's.
 
     Args:
         epoch: the store's epoch; None if a read has shown for each of these waits that its `seen`
@@ -250,7 +250,7 @@ class Relay:
         """Waits until the version of `key` is above `seen`, and keeps waiting while the store is
         unavailable.
 
-        Returns the current version if the store begins another epoch meanwhile, or if `seen` is
+        Returns the current version if the store starts another epoch meanwhile, or if `seen` is
         above the store's version and therefore from another epoch. In any case the caller must read
         its data again.
 

@@ -54,9 +54,9 @@ class Store(Protocol):
 
     `purgatory.testing.store_checks` tests whether a store keeps these promises:
 
-    - Versions never fall within an epoch. After a loss of data the store begins another epoch.
-    - A write is published if and only if it was made, to every listener whose subscription was
-      confirmed before, unless the channel loses the message.
+    - Versions never fall within an epoch. After a loss of data the store starts another epoch.
+    - A write is published if and only if it was made, to every listener that had subscribed
+      before, as confirmed by the store, unless the channel loses the message.
     - `read(keys, since)` returns every change to any key that was made after a result or message
       with that position.
     """

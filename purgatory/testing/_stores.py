@@ -541,7 +541,7 @@ async def opened(make: Make) -> AsyncIterator["Store"]:
 
 @asynccontextmanager
 async def listening(store: "Store", messages: list[bytes | str]) -> AsyncIterator[None]:
-    """Listens during the block, which begins when the subscription is confirmed."""
+    """Listens during the block, which starts when the subscription is confirmed."""
     confirmed = asyncio.Event()
     task: Task[None] = create_task(store.listen(confirmed.set, messages.append))
     try:

@@ -79,7 +79,7 @@ class _Selector(selectors.DefaultSelector):
 
 @final
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer whenever nothing else is ready.
+    """An event loop with a clock that jumps to the next timer whenever nothing else is ready.
 
     A timer runs when `time()` is exactly the instant it was set for, or as soon as it is set if
     that lies in the past; that holds at any loop time, also where `time() + 1e-9 == time()`, and

@@ -13,14 +13,14 @@ For `async def` tests, a conftest.py configures the plugin that runs them to use
     def pytest_asyncio_loop_factories(config, item):
         return {"virtual_time": VirtualTimeLoop}
 
-Before 1.4, override its fixture `event_loop_policy` by a policy whose `new_event_loop` makes one.
+Before 1.4, override its fixture `event_loop_policy` by a policy with such a `new_event_loop`.
 anyio:
 
     @pytest.fixture
     def anyio_backend():
         return "asyncio", {"loop_factory": VirtualTimeLoop}
 
-This plugin does neither by itself, since that would change the loop of tests whose authors have not
+This plugin does neither by itself, since that would change the loop of tests where nobody has
 asked for it.
 """
 

@@ -61,7 +61,7 @@ def _follow(source: Source, news: "SimpleQueue[News]") -> None:
 
 @contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """The file whose input is keys, each as soon as it is pressed; None if it is no terminal."""
+    """The terminal that keys are read from as they are pressed; None if there is no terminal."""
     if termios is None or tty is None:
         yield None
         return

@@ -88,7 +88,7 @@ class Source:
         self.headers = headers
         self.tag = ""
         self.wanted = ""
-        """The name of the worker whose state is wanted; empty for any."""
+        """The name of the worker to show; empty for any."""
         self.choices: SimpleQueue[str] = SimpleQueue()
         """Names of workers that the user wants to see, from any thread; the last one counts."""
         self.met: dict[str, tuple[float, dict[str, Any]]] = {}

@@ -22,7 +22,7 @@ class Cleaner:
     """Cleans all partitions.
 
     Args:
-        on_delete: called with a partition whose first records were deleted.
+        on_delete: called with a partition after its first records were deleted.
     """
 
     def __init__(

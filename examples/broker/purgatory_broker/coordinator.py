@@ -22,7 +22,7 @@ from .settings import Settings
 from .wire import Request
 
 MAX_SESSION_TIMEOUT: Final = 1800.0  # seconds; Kafka's group.max.session.timeout.ms
-MAX_REBALANCES: Final = 10_000  # whose durations are kept
+MAX_REBALANCES: Final = 10_000  # their durations are kept
 
 
 class Coordinator:

@@ -227,7 +227,7 @@ class Log:
     def compact(
         self, end: int, before: int, tombstones_before: int, is_aborted: Callable[[Batch], bool]
     ) -> bool:
-        """Removes each record whose key has a later one; returns whether there was any. Offsets
+        """Removes each record with a later one of its key; returns whether there was any. Offsets
         stay as they are.
 
         Cost: reads and parses everything.

@@ -78,6 +78,6 @@ class PartitionTransactions:
         return is_aborted
 
     def discard_before(self, offset: int) -> None:
-        """Forgets transactions whose records were deleted."""
+        """Forgets transactions after their records were deleted."""
         while self.aborted and self.aborted[0][2] < offset:
             self.aborted.popleft()

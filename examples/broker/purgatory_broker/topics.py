@@ -327,7 +327,7 @@ class Topics:
         self._partition_count += len(added)
 
     def _open(self, topic: Topic, index: int, start: int | None) -> Partition:
-        """A new partition or, with `start`, one whose file exists."""
+        """A new partition or, with `start`, one with a file."""
         log, producers, transactions = Log(), Producers(), PartitionTransactions()
         if self.directory is not None:
             path = self.directory / "topics" / topic.name / f"{index}.log"

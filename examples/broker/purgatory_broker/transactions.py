@@ -260,7 +260,7 @@ class Transactions:
         )
 
     def add_offsets_to_txn(self, request: Request) -> Response:
-        """Adds a group, whose offsets are committed with the transaction."""
+        """Adds a group. Its offsets are committed with the transaction."""
         body = request.body
         transaction = self._find(
             request, body.transactional_id, body.producer_id, body.producer_epoch

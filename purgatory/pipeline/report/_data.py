@@ -28,7 +28,7 @@ OTHERS: Final = "the others"
 ROWS: Final = 20_000
 """The most rows of a timeline by run."""
 FINE: Final = 6
-"""The largest groups, whose curves have timeouts of three digits; other curves have two."""
+"""The largest groups. Their curves have timeouts of three digits, other curves of two."""
 DIGITS: Final = 5
 """The significant digits of numbers on the page."""
 MILLISECOND: Final = 1000

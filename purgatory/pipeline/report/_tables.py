@@ -46,7 +46,7 @@ def make_tables(
     _require_place(storage, out)
 
     def summary_of(files: Snapshot) -> Summary:
-        storage.delete(work)  # of a report that was killed, or whose journal was compacted
+        storage.delete(work)  # of a killed report, or of a journal since compacted
         try:
             storage.make(work)
         except OSError as error:

@@ -9,7 +9,7 @@ exactly once.
     outcome    operation_id  decided_at  satisfied_keys
     completed  order-7       12:00:20    [paid-7, oak]
 
-The value of a key never falls. A requirement holds from the first signal whose value reaches the
+The value of a key never falls. A requirement holds from the first signal that reaches the
 threshold, if that signal comes at the deadline or before; it may come before the registration. An
 operation waits for all of its requirements or for any of them. It ends with that or at its
 deadline, whichever comes first, and this is decided as soon as the watermark has reached that
@@ -18,7 +18,7 @@ instant. So outcomes depend on event time alone, not on the order in which rows 
 Rows may arrive out of order by less than the delay; that makes no difference. For rows at the
 watermark or behind it:
 
-- an operation whose deadline is still ahead begins to wait at the watermark; otherwise it is
+- an operation with a deadline still ahead starts to wait at the watermark; otherwise it is
   `late`, with the reason in its row;
 - a signal is `late`, and counts from the watermark on for operations that are still pending;
 - a copy of an operation (the same id, before the deadline of the first) is `late`, and the first

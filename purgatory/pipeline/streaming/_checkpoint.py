@@ -25,7 +25,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
 """The errors of Spark if there is no checkpoint, or if no batch was committed to it."""
 ESCAPED: Final = re.compile(r'[\x00-\x20"#%<>?\[\\\]^`{|}\x7f]')
-"""Characters that Spark 4.3 percent-encodes in the name of a checkpoint whose state it is to read.
+"""Characters that Spark 4.3 percent-encodes in the name of a checkpoint that it reads state from.
 It then looks for a folder with the encoded name, and reports that no batch was committed."""
 
 
@@ -92,7 +92,7 @@ class Reconciliation:
     expired: int
     late: int
     pending: int
-    """Counted in the state: operations that wait, and those whose registration is ahead of the
+    """Counted in the state: operations that wait, and operations with a registration ahead of the
     watermark."""
     late_signals: int
 
@@ -159,7 +159,7 @@ def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
 
 
 def overdue(spark: SparkSession, checkpoint: str, now: datetime) -> int:
-    """Counts the pending operations of a checkpoint whose deadline is before `now`. Cost: reads the
+    """Counts the pending operations of a checkpoint that are due before `now`. Cost: reads the
     pending operations."""
     if not _shards(spark, checkpoint):
         return 0

@@ -117,8 +117,8 @@ class Shard:
     def register(self, operations: pa.RecordBatch, now: int) -> None:
         """Receives operations while the watermark is at `now`.
 
-        An operation whose deadline is after `now` will have an outcome; if it was registered
-        before, it begins to wait now. Any other gets the decision `late`, with the reason.
+        An operation with a deadline after `now` will have an outcome; if it was registered
+        before, it starts to wait now. Any other gets the decision `late`, with the reason.
 
         Args:
             operations: with the columns of `RECEIVED_OPERATIONS`.
@@ -217,8 +217,8 @@ class Shard:
         return History(signals, self._forget_after)
 
     def _without_copies(self, operations: pa.RecordBatch) -> pa.RecordBatch:
-        """The operations whose id is free at their registration. Takes the ids, and refuses the
-        others."""
+        """The operations with an id that is free at their registration. Takes the ids, and refuses
+        the other operations."""
         if not operations.num_rows:
             return operations
         ids = operations.column("operation_id").dictionary_encode()

@@ -40,7 +40,7 @@ REQUEST: Final = [
     *ORIGIN,
 ]
 OPERATIONS: Final = pa.schema([*REQUEST, ("at", pa.int64()), ("satisfied", pa.list_(pa.bool_()))])
-"""Operations, with the instants at which they begin to wait, and for each requirement whether it
+"""Operations, with the instants at which they start to wait, and for each requirement whether it
 holds."""
 PROBLEM: Final = ("problem", pa.string())
 RECEIVED_SIGNALS: Final = pa.schema([*SIGNALS, ("reporter", pa.int32()), *ORIGIN, PROBLEM])
@@ -101,12 +101,12 @@ def cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def where(rows: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
-    """The rows whose place in a mask of numpy is true."""
+    """The rows that a mask of numpy selects."""
     return rows if mask.all() else rows.filter(pa.array(mask))
 
 
 def selected(lists: pa.Array, mask: Any, starts: Int64Array) -> pa.Array:
-    """The lists, with only the elements whose place in a mask is true.
+    """The lists, with only the elements that a mask selects.
 
     Args:
         starts: for each list the place of its first element; at the end the number of elements.

@@ -72,7 +72,7 @@ class StreamTime:
 
         Args:
             now: in seconds since 1970.
-            overdue: pending operations whose deadline is before `now`.
+            overdue: pending operations with a deadline before `now`.
         """
         if self.watermark is None:
             line = "no event time yet"
