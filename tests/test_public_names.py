@@ -69,9 +69,18 @@ def test_only_delayed_operation_can_be_subclassed(value):
     assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
 
 
+MADE_BY_METHODS = (purgatory.Reply, purgatory.TimerTask, purgatory.asgi.Poll)
+"""Classes that users get from a method, and do not construct."""
+
+
 def parameters_of(value: Any) -> str:
-    """The parameters of a function or a class, without their types; empty for anything else."""
-    is_made_by_users = isinstance(value, type) and not issubclass(value, (BaseException, Enum))
+    """The parameters of a function, or of a class that users construct, without their types; empty
+    for anything else."""
+    is_made_by_users = (
+        isinstance(value, type)
+        and value not in MADE_BY_METHODS
+        and not issubclass(value, (BaseException, Enum))
+    )
     if not (isroutine(value) or (is_made_by_users and not getattr(value, "_is_protocol", False))):
         return ""
     typed = signature(value)

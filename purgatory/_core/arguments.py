@@ -77,7 +77,7 @@ def require_drain(drain: float) -> float:
 
 
 def require_limit(name: str, number: int | None) -> None:
-    """Checks a maximum that was given as the argument `name`; None for no limit.
+    """Requires a maximum as the argument `name`; None for no limit.
 
     Raises:
         TypeError: it is no integer.

@@ -563,7 +563,7 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def require_folder(folder: Path) -> None:
-    """Checks that no other user can change the folder's contents.
+    """Requires that no other user can change the folder's contents.
 
     Raises:
         ValueError: the folder belongs to another user, is writable by everyone, or is not a folder.
@@ -575,7 +575,7 @@ def require_folder(folder: Path) -> None:
 
 
 def require_database(path: Path, folder: Path) -> None:
-    """Checks that a database belongs to this user, to root, or, in a folder writable by its group,
+    """Requires that a database belongs to this user, root or, in a folder writable by its group,
     to any member.
 
     Raises:
@@ -590,7 +590,7 @@ def require_database(path: Path, folder: Path) -> None:
 
 
 def require_owner(path: Path, status: os.stat_result, kind: str, users: tuple[int, ...]) -> None:
-    """Checks that a file belongs to one of these users, and that others may not write to it."""
+    """Requires a file that belongs to one of these users, and that others may not write to."""
     if status.st_uid not in users or status.st_mode & S_IWOTH:
         raise ValueError(
             f"cannot use {path}: expected a {kind} of this user ({os.geteuid()}) or root to which "

@@ -158,11 +158,11 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | str | 
         return message if size <= MAX_PROBE_BYTES else None
     if type(message) is dict:
         keys = message["settled"]
-        return Settled(tuple(map(check_key, keys))) if type(keys) is list else None
+        return Settled(tuple(map(require_key, keys))) if type(keys) is list else None
     if type(message) is not list:
         return None
     if all(type(key) is str for key in message):
-        return Hint(tuple(map(check_key, message)))
+        return Hint(tuple(map(require_key, message)))
     epoch, after, position, versions = message
     has_numbers = type(after) is type(position) is int and type(versions) is dict
     if has_numbers and all(type(version) is int for version in versions.values()):
@@ -171,7 +171,7 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | str | 
 
 
 def require_message(message: ChangeMessage) -> ChangeMessage:
-    """Checks a change message from a channel, and returns it.
+    """A change message from a channel, as it was given.
 
     Raises:
         ValueError: a part of it is out of bounds.
@@ -182,14 +182,14 @@ def require_message(message: ChangeMessage) -> ChangeMessage:
     if not NO_POSITION <= after <= position <= MAX_NUMBER:
         raise ValueError(f"expected positions from -1 to 2**53, got {after} and {position}")
     for key, version in versions.items():
-        check_key(key)
+        require_key(key)
         if not 0 <= version <= MAX_NUMBER:
             raise ValueError(f"expected a version of {key!r} from 0 to 2**53, got {version}")
     return message
 
 
-def check_key(key: object) -> str:
-    """Checks a key, and returns it.
+def require_key(key: object) -> str:
+    """A key, as it was given.
 
     Raises:
         TypeError: the key is not a `str`.
@@ -212,14 +212,14 @@ def check_key(key: object) -> str:
 
 
 def require_delivery(key: object, value: object, ttl: float, max_value: int) -> Delivery:
-    """Checks the arguments of a delivery, and creates it.
+    """A delivery, made of arguments that are valid.
 
     Raises:
         TypeError: `value` is not `bytes`, or `ttl` is not a number.
         ValueError: `value` is larger than `max_value` bytes, or `ttl` is not positive or beyond
             `MAX_TTL`.
     """
-    key = check_key(key)
+    key = require_key(key)
     if not isinstance(value, bytes):
         raise TypeError(f"a delivered value must be bytes, got {describe(value)}")
     if len(value) > max_value:
@@ -236,7 +236,7 @@ def require_delivery(key: object, value: object, ttl: float, max_value: int) -> 
 
 
 def require_duration(name: str, value: float) -> None:
-    """Checks a number of seconds, given under this name.
+    """Requires a number of seconds as the argument `name`.
 
     Raises:
         TypeError: it is no number.
@@ -247,7 +247,7 @@ def require_duration(name: str, value: float) -> None:
 
 
 def require_version(version: object, name: str, power: int) -> int:
-    """Checks a version, and returns it as an `int`.
+    """A version as an `int`.
 
     Raises:
         TypeError: the version is not an integer.

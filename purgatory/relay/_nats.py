@@ -50,8 +50,8 @@ from purgatory.relay._messages import (
     ChangeMessage,
     Delivery,
     ReadResult,
-    check_key,
     encode_settled,
+    require_key,
 )
 from purgatory.relay._nats_link import SEQUENCE, Error, Msg, NatsLink
 from purgatory.relay._store import (
@@ -667,7 +667,7 @@ def key_of(message: Msg) -> str | None:
     _, separator, name = message.headers["Nats-Subject"].rpartition(".=")  # type: ignore[index]
     with suppress(ValueError):
         key = urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
-        return check_key(key) if separator else None
+        return require_key(key) if separator else None
     return None
 
 

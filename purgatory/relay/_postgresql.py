@@ -226,7 +226,7 @@ class PostgresStore:
         return status
 
     async def _require_mode(self, connection: Any) -> None:
-        """Checks that no pooler shares this connection's server process with other clients. Sets
+        """Requires that no pooler shares this connection's server process with other clients. Sets
         nothing, so that nothing is left for them.
 
         Raises:
@@ -359,7 +359,7 @@ class PostgresStore:
             return message._replace(versions=versions)
 
     def _require_connection(self, connection: Any) -> None:
-        """Checks that a caller's connection is one of the client, in a transaction."""
+        """Requires that a caller's connection is one of the client, in a transaction."""
         if not hasattr(connection, "fetchrow"):
             raise TypeError(
                 f"connection must be an asyncpg connection to {self.address}, got {connection!r}"
@@ -373,7 +373,7 @@ class PostgresStore:
             )
 
     async def _require_isolation(self, connection: Any) -> None:
-        """Checks that a write in the caller's transaction sees the current floor: the snapshot of
+        """Requires that a write in the caller's transaction sees the current floor: the snapshot of
         a stricter level may be older than a forgotten key."""
         isolation = await connection.fetchval("SHOW transaction_isolation")
         if isolation not in ("read committed", "read uncommitted"):

@@ -29,8 +29,8 @@ from purgatory.relay._messages import (
     Change,
     ChangeMessage,
     ReadResult,
-    check_key,
     require_duration,
+    require_key,
     require_version,
 )
 from purgatory.relay._store import Password, Refused, Store, open_store
@@ -634,5 +634,5 @@ class Relay:
             raise RelayUnavailable(f"{relay} is not open yet")
         if get_running_loop() is not self._loop:
             raise WrongLoop(f"{relay} was entered on another event loop")
-        check_key(key)
+        require_key(key)
         return self._sync

@@ -24,7 +24,7 @@ from typing import Any, final
 from purgatory import PurgatoryClosed
 from purgatory.relay._client import StoreClient
 from purgatory.relay._loop_thread import LOOP_THREAD
-from purgatory.relay._messages import MAX_VALUE_BYTES, Change, check_key, require_version
+from purgatory.relay._messages import MAX_VALUE_BYTES, Change, require_key, require_version
 from purgatory.relay._store import Password, Store, open_store
 
 __all__ = ["Relay"]
@@ -166,7 +166,7 @@ class Relay:
         return version
 
     def _call(self, action: str, key: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        check_key(key)
+        require_key(key)
         if not self._is_open:
             message = f"cannot {action} {key!r}: the relay at {self._client.store.address} is"
             if not self._process:
