@@ -10,13 +10,14 @@ module can serve one lifespan after another.
 """
 
 from asyncio import Event, current_task, sleep, wait
+from collections import deque
 from collections.abc import Hashable, Iterator
 
 from purgatory._core import logs
 from purgatory._core.arguments import printable
 from purgatory._core.errors import PurgatoryClosed
 from purgatory._core.home import Home
-from purgatory._core.loop import MAX_PER_ITERATION
+from purgatory._core.loop import MAX_PER_ITERATION, call_on
 from purgatory._core.observers import Cause
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import steps_to_leave
@@ -41,8 +42,7 @@ async def close(home: Home, drain: float) -> list[Operation]:
             home._dispatcher.defer(lambda _: answered.set())
             await answered.wait()
     except BaseException:
-        for _ in cancel_all(home):
-            pass
+        call_on(home._loop, deque, cancel_all(home), 0)
         raise  # deferred work runs in the next iterations
     here = current_task()
     while others := [over for over, task in home._async_waits.items() if task is not here]:

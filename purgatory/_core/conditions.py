@@ -34,6 +34,7 @@ from purgatory._core.arguments import describe, require_kind
 from purgatory._core.errors import OperationCancelled, OperationTimeout
 from purgatory._core.failure import Failure
 from purgatory._core.home import Home
+from purgatory._core.loop import call_on
 from purgatory._core.observers import DEADLINE, FIRST_TRY, KEY, NO_KEY, Cause
 from purgatory._core.operation import (
     EXITS,
@@ -288,11 +289,17 @@ async def run_until_true(
             raise end_error(condition, timeout) from (None if is_interrupt else error)
         raise
     finally:
-        del home._async_waits[over]
-        over.set_result(None)
-        if runs._timer_bucket is not None:
-            runs._timer_bucket.remove(runs)
+        call_on(loop, _forget_runs, home, runs, over)
     raise end_error(condition, timeout)
+
+
+def _forget_runs(home: Home, runs: Runs, over: Future[None]) -> None:
+    """Ends what the runs of a wait have left: its place among those that closing awaits, and the
+    timer of the last run."""
+    del home._async_waits[over]
+    over.set_result(None)
+    if runs._timer_bucket is not None:
+        runs._timer_bucket.remove(runs)
 
 
 def _end_run(home: Home, condition: Condition[Any], cause: Cause, key: Any) -> None:

@@ -45,6 +45,7 @@ import time
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import Context
 from math import inf, nextafter
 from threading import RLock
@@ -186,6 +187,16 @@ class LoopBinding:
                 "tests of one loop_scope)"
             )
         return f"bound to {self.loop!r}, but {why}"
+
+
+def call_on(loop: AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Calls `function(*args)` on the thread of `loop`: now, or soon if a garbage collector closes
+    a coroutine in another one. Without effect when the loop is closed."""
+    if running_loop() is loop:
+        function(*args)
+    else:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(function, *args, context=Context())
 
 
 def report(loop: AbstractEventLoop, message: str, error: BaseException | None) -> None:

@@ -31,7 +31,6 @@ Kafka's counterpart is `DelayedOperation`, with an `AtomicBoolean` for the claim
 from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, Future, InvalidStateError, events
 from collections.abc import Generator, Hashable
-from contextlib import suppress
 from contextvars import Context
 from inspect import iscoroutinefunction
 from math import inf, isinf
@@ -43,7 +42,7 @@ from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoo
 from purgatory._core.failure import Failure
 from purgatory._core.home import OperationSlots
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import report, running_loop
+from purgatory._core.loop import call_on, report, running_loop
 from purgatory._core.observers import DEADLINE, FIRST_TRY, FORCED, KEY, NO_KEY, Cause, Record
 from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._core.watch_lists import UNWATCHED, keys_of, steps_to_leave
@@ -227,7 +226,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
             try:
                 yield from future
             except BaseException:
-                remove_waiter(self, future)
+                call_on(future.get_loop(), remove_waiter, self, future)
                 raise
             finally:
                 del future
@@ -589,13 +588,12 @@ def wake_owner(operation: Operation) -> None:
 def abandon(operation: Operation) -> None:
     """Cancels an operation when its owner, the task that waited for it, has ended."""
     operation._op_owner = None
-    if operation._op_state is not PENDING:
-        if type(operation._op_result) is Failure:
-            _report_unretrieved_later(operation)
-        return
-    with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
-        require_loop(operation, "cancel")
-        cancel(operation)
+    home = operation._op_home
+    if home is not None:
+        if operation._op_state is PENDING:
+            call_on(home._loop, cancel, operation)
+        elif type(operation._op_result) is Failure:
+            call_on(home._loop, _report_unretrieved_later, operation)
 
 
 def _no_result_error(operation: Operation) -> Exception:

@@ -22,7 +22,12 @@ from purgatory._core.errors import OperationReused, PurgatoryClosed, PurgatoryFu
 from purgatory._core.home import Home
 from purgatory._core.kernel import compiled, fields
 from purgatory._core.key_check import KeyCheck
-from purgatory._core.loop import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP, running_loop
+from purgatory._core.loop import (
+    MAX_PER_ITERATION,
+    REGISTRATIONS_PER_STEP,
+    call_on,
+    running_loop,
+)
 from purgatory._core.observers import DEADLINE, FIRST_TRY, KEY, NO_KEY, Cause, Record
 from purgatory._core.operation import (
     NO_RESULT,
@@ -330,7 +335,10 @@ class Purgatory(Home, Generic[Op]):
             return condition.result()
         except BaseException:
             if give_back is not None and condition.value is not None:
-                self._give_back(condition, give_back)
+                if self._loop.is_closed():
+                    self._give_back(condition, give_back)
+                else:
+                    call_on(self._loop, self._give_back, condition, give_back)
             abandon(condition)
             if condition._op_state is CANCELLED and condition._op_record is None:
                 condition._op_result = NO_RESULT  # a failure refers to frames that refer to it

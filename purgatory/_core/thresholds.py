@@ -40,6 +40,7 @@ from purgatory._core.loop import (
     MAX_PER_ITERATION,
     UNBOUND,
     ThreadsafeInbox,
+    call_on,
     report,
     running_loop,
 )
@@ -211,7 +212,7 @@ class ThresholdPurgatory(Generic[K, V]):
         try:
             value = await self._waits.wait(waiter, (key,))
         finally:
-            self._discard(waiter)
+            call_on(self._waits._loop, self._discard, waiter)
             has_expired = waiter.state is EXPIRED
             del waiter, queue  # which would make a cycle with the traceback of its failure
         if has_expired:

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar, final
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.errors import WrongLoop
 from purgatory._core.kernel import compiled, constants, fields
-from purgatory._core.loop import LoopTimingWheel, running_loop
+from purgatory._core.loop import LoopTimingWheel, call_on, running_loop
 from purgatory._core.wheel import TimerEntry
 
 T = TypeVar("T")
@@ -170,7 +170,10 @@ class Timeout(TimerEntry):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._state is ENTERED:
-            self._unschedule()
+            if kind is GeneratorExit:  # perhaps in another thread
+                call_on(self._task.get_loop(), self._unschedule)
+            else:
+                self._unschedule()
             del self._task
             self._state = EXITED
         elif self._state is EXPIRING:
