@@ -192,7 +192,7 @@ class LoopBinding:
 def call_on(loop: AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
     """Calls `function(*args)` on the thread of `loop`: now, or soon if a garbage collector closes
     a coroutine in another one. Without effect when the loop is closed."""
-    if running_loop() is loop:
+    if running_loop() is loop or events._get_running_loop() is loop:
         function(*args)
     else:
         with suppress(RuntimeError):  # the loop is closed

@@ -334,12 +334,11 @@ class Purgatory(Home, Generic[Op]):
                 raise end_error(condition, timeout)
             return condition.result()
         except BaseException:
-            if give_back is not None and condition.value is not None:
+            if condition._op_home is not None:
                 if self._loop.is_closed():
-                    self._give_back(condition, give_back)
+                    self._leave_wait(condition, give_back)
                 else:
-                    call_on(self._loop, self._give_back, condition, give_back)
-            abandon(condition)
+                    call_on(self._loop, self._leave_wait, condition, give_back)
             if condition._op_state is CANCELLED and condition._op_record is None:
                 condition._op_result = NO_RESULT  # a failure refers to frames that refer to it
             raise
@@ -348,12 +347,15 @@ class Purgatory(Home, Generic[Op]):
                 condition.runs.close()
             del condition  # which would make a cycle with the traceback of its failure
 
-    def _give_back(self, condition: Condition[T], give_back: Callable[[T], object]) -> None:
-        """Gives back the value that a wait has taken and cannot return, and checks the keys, so that
-        the next waiter gets it."""
+    def _leave_wait(self, condition: Condition[T], give_back: Callable[[T], object] | None) -> None:
+        """Ends a wait that returns no value: gives back the one that it has taken, and checks the
+        keys, so that the next waiter gets it."""
+        abandon(condition)
         value, condition.value = condition.value, None
+        if value is None or give_back is None:
+            return
         try:
-            give_back(value)  # type: ignore[arg-type]  # not None
+            give_back(value)
         except BaseException as error:
             self._report(f"give_back of {describe(condition)} raised", error)
         # After its loop, the coroutine is only being closed.

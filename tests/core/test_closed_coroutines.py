@@ -84,8 +84,8 @@ async def test_closing_in_another_thread_gives_a_value_back_on_the_loop():
     )
     coroutine.send(None)
     values.append("value")
-    assert purgatory.check_and_complete("key") == 1
     in_thread(coroutine.close)
+    assert purgatory.check_and_complete("key") == 1  # before the loop learns of it
     assert not threads
     await iterations(4)
     assert threads == [("value", threading.get_ident())]
