@@ -61,10 +61,9 @@ TABLE: dict[type, dict[str, tuple[str, Callable[[Any], Any]]]] = {
         "is_completed": (ANY, lambda it: it.is_completed),
         "deadline": (ANY, lambda it: it.deadline),
     },
-    Reply: {  # leaving its block in another thread has no effect
+    Reply: {  # for leaving its block in another thread, see `test_closed_coroutines`
         "__enter__": (REFUSED, lambda it: it.__enter__()),
         "__await__": (REFUSED, lambda it: next(it.__await__())),
-        "__exit__": (ANY, lambda it: it.__exit__(None, None, None)),
         "__repr__": (ANY, repr),
     },
     ThresholdPurgatory: {
