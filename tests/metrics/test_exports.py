@@ -79,10 +79,10 @@ async def in_use(folder):
         purgatories = [orders, jobs, more_jobs]
         for purgatory in purgatories:
             for key in ("private", "secret"):
-                purgatory.try_complete_else_watch(Probe(5), [key, "other"])
+                purgatory.try_complete_else_watch(Probe(600), [key, "other"])
         versions.advance("private", 7)
         orders.try_complete_else_watch(Probe(ready=True), ["private"])
-        operation = Probe(5)
+        operation = Probe(600)
         orders.try_complete_else_watch(operation, ["both"])
         operation.ready = True
         await asyncio.sleep(0.001)
