@@ -67,6 +67,16 @@ def pytest_report_header() -> str | None:
     return f"left out, since what they import is missing: {', '.join(collect_ignore)}"
 
 
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> tuple[str, str, str] | None:
+    """Names a failed test at once: a run may be ended before its summary."""
+    if not report.failed:
+        return None
+    category = "failed" if report.when == "call" else "error"
+    return category, f"\n{category.upper()} {report.nodeid}\n", category.upper()
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Keeps the names of the skipped tests: `.ci/run` runs them again where nothing is missing."""
     if config.pluginmanager.has_plugin("cacheprovider"):

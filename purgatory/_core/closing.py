@@ -42,7 +42,7 @@ async def close(home: Home, drain: float) -> list[Operation]:
             home._dispatcher.defer(lambda _: answered.set())
             await answered.wait()
     except BaseException:
-        call_on(home._loop, deque, cancel_all(home), 0)
+        call_on(home._loop, deque, cancel_all(home), 0)  # exhausts it
         raise  # deferred work runs in the next iterations
     here = current_task()
     while others := [over for over, task in home._async_waits.items() if task is not here]:

@@ -133,8 +133,7 @@ class Receiver(DelayedOperation[Any]):
     __slots__ = ("_op_kind", "key", "value")
 
     def __init__(self, key: Hashable, timeout: float | None, kind: str | None = None) -> None:
-        if kind is not None:
-            require_kind(kind)
+        require_kind(kind)
         super().__init__(timeout)
         self._op_kind = kind
         self.key = key
@@ -144,7 +143,7 @@ class Receiver(DelayedOperation[Any]):
         return self.value is not NO_VALUE
 
     def try_complete(self) -> bool:
-        return self.value is not NO_VALUE and self.force_complete()
+        return self._op_is_decided() and self.force_complete()
 
     def on_complete(self) -> Any:
         return self.value

@@ -219,9 +219,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
 
     def __await__(self) -> Generator[Any, None, R_co]:
         if not has_result(self):
-            home = self._op_home
-            if home is None or running_loop() is not home._loop:
-                require_loop(self, "await")
+            require_loop(self, "await")
             future = add_waiter(self)
             try:
                 yield from future
@@ -619,11 +617,11 @@ def require_loop(operation: Operation, action: str) -> None:
     """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await
     it."""
     home, waiters = operation._op_home, operation._op_waiters
-    loop = events._get_running_loop()
     if home is not None:
-        if loop is not home._loop:
+        if running_loop() is not home._loop:
             home._bind(action + " {}", operation)
     elif waiters is not None:
+        loop = events._get_running_loop()
         first = next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)
         awaited_on = first.get_loop()
         if loop is not awaited_on:

@@ -20,7 +20,7 @@ anyio:
     def anyio_backend():
         return "asyncio", {"loop_factory": VirtualTimeLoop}
 
-This plugin does neither by itself, since that would change the loop of tests where nobody has
+This plugin does neither by itself, since that would change the loop of tests that have not
 asked for it.
 """
 

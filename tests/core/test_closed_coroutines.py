@@ -61,7 +61,7 @@ async def test_closing_in_another_thread_leaves_on_the_loop(kind):
     # The loop's thread has not run since, so nothing of its own has changed.
     assert (waits.purgatory.pending, waits.thresholds.pending) == pending
     await iterations(4)
-    watched = kind == "shared_operation"  # nobody cancels an operation that any task may await
+    watched = kind == "shared_operation"  # any task may await it, so it stays
     assert waits.purgatory.pending == waits.purgatory.watched == watched
     assert waits.thresholds.pending == 0
     assert waits.purgatory.statistics().cancelled == (pending[0] and not watched)
@@ -73,7 +73,7 @@ async def test_closing_in_another_thread_leaves_on_the_loop(kind):
 
 
 @on_virtual_time
-async def test_closing_in_another_thread_gives_a_value_back_on_the_loop():
+async def test_value_is_given_back_on_the_loop():
     purgatory, values, threads = Purgatory(), [], []
 
     def give_back(value):

@@ -7,6 +7,7 @@ import sys
 import time
 import tracemalloc
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import pytest
@@ -92,10 +93,12 @@ async def test_many_small_records_are_refused_at_once() -> None:
     async with running_broker() as client:
         for count, error in ((1, "invalid_record"), (32_000_000, "message_too_large")):
             batch = make_batch(b"v", attributes=1, compress=lambda _: data, count=count)
-            before = time.process_time()
-            assert await client.produce("topic", batch) == [(error, -1)]
-            # 70 times as long without a limit
-            assert time.process_time() - before < 20 * decompressing
+            fastest = inf
+            for _ in range(3):  # one may be slow on a busy machine
+                before = time.process_time()
+                assert await client.produce("topic", batch) == [(error, -1)]
+                fastest = min(fastest, time.process_time() - before)
+            assert fastest < 20 * decompressing  # some 200 times without a limit
 
 
 async def test_batches_of_one_request_share_a_limit() -> None:
@@ -168,12 +171,15 @@ async def test_many_topics_are_created_in_linear_time() -> None:
     topics = [{"name": f"{number}", "num_partitions": 0} for number in range(30_000)]
     async with running_broker() as client:
         frame = framed("create_topics", topics=topics)
-        begun = time.process_time()
-        request = read_request(frame, LOCAL, PEER, lambda _: None)
-        was_read = time.process_time()
-        client.broker.handle(request)
-        # 60 times as long if each name is compared with each
-        assert time.process_time() - was_read < 20 * (was_read - begun)
+        reading = handling = inf
+        for _ in range(3):  # one may be slow on a busy machine
+            begun = time.process_time()
+            request = read_request(frame, LOCAL, PEER, lambda _: None)
+            was_read = time.process_time()
+            client.broker.handle(request)
+            reading = min(reading, was_read - begun)
+            handling = min(handling, time.process_time() - was_read)
+        assert handling < 20 * reading  # some 40 times if each name is compared with each
 
 
 def test_negative_block_of_java_is_refused() -> None:
