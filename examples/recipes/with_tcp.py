@@ -15,6 +15,8 @@ TIMEOUT = 20.0  # seconds
 
 jobs: Purgatory[Any] = Purgatory("jobs")
 results: dict[str, str] = {}
+asking: set[asyncio.StreamWriter] = set()
+"""Clients that wait for their answer."""
 
 
 async def answer(command: str, name: str = "", value: str = "") -> str:
@@ -32,6 +34,7 @@ async def answer(command: str, name: str = "", value: str = "") -> str:
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     words = (await reader.readline()).decode().strip().split(maxsplit=2) or [""]
+    asking.add(writer)
     answering = asyncio.create_task(answer(*words))
     leaving = asyncio.create_task(reader.read(1))  # the client sends nothing more
     try:
@@ -43,6 +46,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         answering.cancel()
         leaving.cancel()
         writer.close()
+        asking.discard(writer)
 
 
 async def main(port: int = 8000) -> None:
@@ -53,7 +57,7 @@ async def main(port: int = 8000) -> None:
     await stop.wait()
     server.close()  # no new connections
     await jobs.aclose()  # an answer for each waiting client
-    await server.wait_closed()
+    await asyncio.gather(*(each.wait_closed() for each in asking), return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ the client has left, and when the server stops. On real servers and sockets, in 
 
 import asyncio
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import ModuleType
@@ -17,6 +18,7 @@ from asgi_server import Connection
 from django.test.utils import override_settings
 from django.urls import clear_url_caches
 from loops import on_asyncio, on_virtual_time
+from ports import free_port
 
 
 def recipe(name: str) -> ModuleType:
@@ -154,10 +156,42 @@ async def test_over_tcp_each_ending_has_its_line(monkeypatch):
     async def stop() -> None:
         signal.raise_signal(signal.SIGTERM)
         await serving
+        assert not module.asking  # they have their answers, though the loop may end now
 
     found = await endings(module, get, lambda name, value: ask(f"put {name} {value}\n"), stop)
     assert found == [b"-timeout\n", b"+done\n", b"-stopping\n"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@on_asyncio
+async def test_loops_in_threads_share_their_waits(monkeypatch):
+    module = recipe("threads")
+    monkeypatch.setattr(module, "TIMEOUT", 600.0)
+    port, waiting = free_port(), []
+    serving = threading.Thread(target=module.main, args=(port, 2))
+    serving.start()
+
+    async def ask(line: bytes) -> bytes:
+        async with connected(port) as connection:
+            connection.writer.write(line)
+            return await connection.reader.read()
+
+    def pending() -> list[int]:
+        return [jobs.pending for jobs in module.purgatories]
+
+    while len(pending()) < 2 or not all(pending()):
+        await asyncio.sleep(0.05)
+        if pending():  # it listens
+            waiting.append(asyncio.create_task(ask(b"get 1\n")))
+    assert await ask(b"put 1 done\n") == b"+\n"
+    assert {*await asyncio.gather(*waiting)} == {b"+done\n"}
+    last = asyncio.create_task(ask(b"get 2\n"))
+    while not any(pending()):
+        await asyncio.sleep(0.01)
+    assert serving.ident is not None
+    signal.pthread_kill(serving.ident, signal.SIGTERM)
+    assert await last == b"-stopping\n"
+    await asyncio.to_thread(serving.join)
 
 
 @on_asyncio

@@ -94,7 +94,7 @@ def in_child(relay: blocking.Relay, results: Any) -> None:
 def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    with blocking.Relay(f"file://{tmp_path}") as relay:
+    with blocking.Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         assert relay.bump("a") == 1
         child = context.Process(target=in_child, args=(relay, results))
         child.start()
@@ -114,7 +114,7 @@ import os, sys, threading
 {first}
 from purgatory.relay.blocking import Relay
 
-relays = [Relay(sys.argv[1], prefix=sys.argv[2] + end) for end in ("a", "b")]
+relays = [Relay(sys.argv[1], prefix=sys.argv[2] + end, timeout=60) for end in ("a", "b")]
 for relay in relays:
     relay.__enter__()
     print(relay.bump("a"), flush=True)
@@ -135,7 +135,7 @@ FORK = """
 relays[0].close()
 child = os.fork()
 if not child:
-    with Relay(sys.argv[1], prefix="child") as relay:
+    with Relay(sys.argv[1], prefix="child", timeout=60) as relay:
         print(relay.bump("a"), flush=True)
     relay.__enter__()
     sys.exit()
@@ -201,7 +201,7 @@ bind, workers, graceful_timeout = "127.0.0.1:{port}", 2, 60
 relays = []
 
 def post_fork(server, worker):
-    relays.append(Relay({url!r}).__enter__())
+    relays.append(Relay({url!r}, timeout=60).__enter__())
 
 def app(environ, start_response):
     start_response("200 OK", [])

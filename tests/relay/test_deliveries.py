@@ -155,7 +155,7 @@ async def test_unanswered_delivery_is_reported_as_perhaps_made(tmp_path):
 
 async def test_store_without_deliveries_says_so(tmp_path):
     store: Any = FailingStore(tmp_path, without="settle")
-    async with Relay(store) as relay:
+    async with Relay(store, timeout=TIMEOUT) as relay:
         with pytest.raises(TypeError, match=r"deliver to 'a': .* takes no deliveries"):
             await relay.deliver("a", b"", ttl=1)
         with pytest.raises(TypeError, match=r"receive 'a': .* takes no deliveries"):

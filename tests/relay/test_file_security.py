@@ -57,7 +57,7 @@ async def test_names_in_the_database_are_no_paths(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
         foreign.bind(str(tmp_path / "foreign.sock"))
         foreign.setblocking(False)
-        async with Relay(f"file://{folder}") as relay:
+        async with Relay(f"file://{folder}", timeout=TIMEOUT) as relay:
             for path in (precious, near):
                 path.write_text("mine")
             with sqlite3.connect(database_of(folder)) as database:
@@ -186,10 +186,10 @@ async def test_files_are_private_below_a_long_path(tmp_path):
 
 async def test_database_that_is_being_closed_is_kept(tmp_path):
     """SQLite deletes the `-wal` a moment before the `-shm`."""
-    async with Relay(f"file://{tmp_path}") as relay:
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         assert await relay.advance("a", 40) == 40
         epoch = relay.epoch
     Path(f"{database_of(tmp_path)}-shm").write_bytes(bytes(1 << 15))
-    async with Relay(f"file://{tmp_path}") as relay:
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         assert await relay.version("a") == 40
         assert relay.epoch == epoch

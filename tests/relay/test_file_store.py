@@ -78,7 +78,7 @@ async def test_what_killed_processes_have_left_is_removed(tmp_path):
         import asyncio, os, signal
         from purgatory.relay import Relay
         async def main():
-            async with Relay("file://{tmp_path}/app"):
+            async with Relay("file://{tmp_path}/app", timeout=60):
                 os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """
@@ -87,7 +87,7 @@ async def test_what_killed_processes_have_left_is_removed(tmp_path):
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
         assert await child.wait() == -signal.SIGKILL
     assert sockets(tmp_path)
-    async with Relay(f"file://{tmp_path}/app") as here:
+    async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as here:
         assert len(sockets(tmp_path)) == 1
         await here.bump("a")
         rows = here._store._database.execute("SELECT * FROM listeners").fetchall()
@@ -110,11 +110,11 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
         foreign.bind(str(tmp_path / "purgatory.foreign.sock"))
     link.symlink_to(tmp_path / "purgatory.foreign.sock")
-    async with Relay(f"file://{tmp_path}/first"):
+    async with Relay(f"file://{tmp_path}/first", timeout=TIMEOUT):
         shutil.copy(tmp_path / "first" / f"purgatory.{boot}.sqlite", old)
     for path in (notes, other, old):
         os.utime(path, (0, 0))
-    async with Relay(f"file://{tmp_path}"):
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT):
         assert not old.exists()
         assert not log.exists()
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
@@ -147,7 +147,7 @@ from purgatory.relay import Relay, _client
 from purgatory.relay._file import boot_id
 
 async def main():
-    async with Relay(sys.argv[1]) as relay:
+    async with Relay(sys.argv[1], timeout=60) as relay:
         print(boot_id(), await relay.bump("a"), await relay.wait("b", 0, 60))
 
 asyncio.run(main())
@@ -205,7 +205,7 @@ import asyncio, sqlite3, sys
 from purgatory.relay import Relay
 
 async def main():
-    async with Relay(sys.argv[1]) as here, Relay(sys.argv[1]) as there:
+    async with Relay(sys.argv[1], timeout=60) as here, Relay(sys.argv[1], timeout=60) as there:
         waiting = asyncio.create_task(there.wait("a", 0))
         print(sqlite3.sqlite_version, await here.bump("a"), await waiting)
         await here.forget("a")

@@ -105,7 +105,7 @@ async def test_wait_for_unknown_epoch_continues(relay):
 
 async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
     url = f"file://{tmp_path}"
-    async with Relay(url) as here, Relay(url) as there:
+    async with Relay(url, timeout=TIMEOUT) as here, Relay(url, timeout=TIMEOUT) as there:
         reads, writes = (recorded(here._store, name) for name in ("read", "write"))
         waits = [asyncio.create_task(here.wait(f"key{n % 40}", 0, TIMEOUT)) for n in range(400)]
         await until(lambda: bool(reads))
@@ -124,7 +124,7 @@ async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
 
 async def test_waiting_again_at_once_needs_no_read(tmp_path):
     url = f"file://{tmp_path}"
-    async with Relay(url) as here, Relay(url) as there:
+    async with Relay(url, timeout=TIMEOUT) as here, Relay(url, timeout=TIMEOUT) as there:
         seen = await there.bump("a")
         waiting = await started(here, "a", seen)
         reads = recorded(here._store, "read")
@@ -329,7 +329,7 @@ async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
 
 async def test_a_made_up_probe_changes_nothing(tmp_path):
     store: Any = FailingStore(tmp_path, listen=[])
-    async with Relay(store) as relay:
+    async with Relay(store, timeout=TIMEOUT) as relay:
         _, on_message = store.last["listen"]
         for number in ("", "x", "-1", "²", "9" * 5_000):
             on_message(f'"{relay._sync._id}:{number}"')

@@ -103,7 +103,7 @@ def test_message_beyond_bounds_is_refused(payload):
 
 
 async def test_forged_messages_cost_one_read_at_once(tmp_path):
-    async with Relay(f"file://{tmp_path}") as relay:
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         receiving = asyncio.create_task(relay.receive("a"))
         await until(lambda: relay.statistics().watched == 1)
         reads = recorded(relay._client, "settled")
@@ -118,7 +118,7 @@ async def test_forged_messages_cost_one_read_at_once(tmp_path):
 
 async def test_flood_of_foreign_messages_is_one_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        async with Relay(f"file://{tmp_path}") as relay:
+        async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
             for _ in range(500):
                 await relay._store.send(b"\x1b[2J\nforged")
             await relay._store.send(b'"last"')
@@ -235,7 +235,7 @@ async def test_foreign_keys_in_redis_are_refused(redis, prefix, command):
     redis.ask(verb, key, *words)
     before = redis.ask("DUMP", key), redis.ask("DBSIZE")
     with pytest.raises(ValueError, match=r"it is not a relay's, and was left alone"):
-        await Relay(redis.url, prefix=prefix).__aenter__()
+        await Relay(redis.url, prefix=prefix, timeout=TIMEOUT).__aenter__()
     assert (redis.ask("DUMP", key), redis.ask("DBSIZE")) == before
 
 
@@ -301,7 +301,10 @@ async def test_forged_message_on_nats_makes_no_relay_deaf(tmp_path, headers):
     import nats
 
     with served("nats", tmp_path) as server:
-        async with Relay(server.url, resync=0.3) as here, Relay(server.url) as there:
+        async with (
+            Relay(server.url, resync=0.3, timeout=TIMEOUT) as here,
+            Relay(server.url, timeout=TIMEOUT) as there,
+        ):
             assert await there.bump("a") == 1
             waiting = await started(here, "a", 1)
             client = await nats.connect(server.url)
@@ -387,14 +390,14 @@ async def test_table_of_a_trusted_role_is_used(server, owner):
     server.run(f"{TABLE}; GRANT ALL ON {VERSIONS} TO app", owner)
     mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
     await mallory.execute(f"""SELECT pg_advisory_lock(hashtext('"{VERSIONS}"'))""")
-    async with Relay(app(server)) as relay:
+    async with Relay(app(server), timeout=TIMEOUT) as relay:
         assert await relay.bump("a") == 1
     await mallory.close()
 
 
 @pytest.mark.slow
 async def test_role_without_rights_to_replies_is_told(server):
-    async with Relay(server.url):
+    async with Relay(server.url, timeout=TIMEOUT):
         pass
     rights = "SELECT, INSERT, UPDATE, DELETE"
     server.run(f"GRANT {rights} ON {VERSIONS} TO app")
@@ -409,7 +412,10 @@ async def test_connecting_role_neither_lists_nor_adds_workers(server, monkeypatc
 
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
     begun = time.monotonic()
-    async with Relay(app(server)) as here, Relay(app(server)) as there:
+    async with (
+        Relay(app(server), timeout=TIMEOUT) as here,
+        Relay(app(server), timeout=TIMEOUT) as there,
+    ):
         reads = recorded(here._client, "settled")
         mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
         oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
@@ -442,7 +448,7 @@ async def test_table_is_schema_qualified_on_callers_connection(server):
     import asyncpg
 
     connection = await asyncpg.connect(server.url, server_settings={"search_path": "nowhere"})
-    async with Relay(app(server)) as here:
+    async with Relay(app(server), timeout=TIMEOUT) as here:
         async with connection.transaction():
             assert await here.bump("a", connection=connection) == 1
             assert await here.advance("b", 7, connection=connection) == 7

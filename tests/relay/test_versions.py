@@ -48,7 +48,7 @@ class Worker:
 
 async def test_tag_holds_across_workers_and_restarts(tmp_path):
     url = f"file://{tmp_path}/app"
-    async with Relay(url) as first, Relay(url) as second:
+    async with Relay(url, timeout=TIMEOUT) as first, Relay(url, timeout=TIMEOUT) as second:
         request = await Worker(first).ask().done()
         assert (request.status, request.content) == (200, b"0")
         other = Worker(second)
@@ -58,7 +58,7 @@ async def test_tag_holds_across_workers_and_restarts(tmp_path):
         await waiting.done()
         assert (waiting.status, waiting.content) == (200, b"1")
         assert waiting.headers["etag"] == f'W/"{first.epoch}-1"'
-    async with Relay(url) as third:
+    async with Relay(url, timeout=TIMEOUT) as third:
         request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
         assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
         await third.bump("news")
@@ -85,7 +85,7 @@ BEYOND = ["1000", "9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000]
 )
 async def test_poll_is_answered_by_what_the_store_has(tmp_path, condition, query, status):
     url = f"file://{tmp_path}"
-    async with Relay(url) as relay, Relay(url) as other:
+    async with Relay(url, timeout=TIMEOUT) as relay, Relay(url, timeout=TIMEOUT) as other:
         worker = Worker(relay, LongPolls(signals=(), default_wait=0.0))
         await other.advance("news", 3)
         tag = condition and condition.format(epoch=relay.epoch)
@@ -96,7 +96,7 @@ async def test_poll_is_answered_by_what_the_store_has(tmp_path, condition, query
 
 @pytest.mark.parametrize("number", [BEYOND[0], BEYOND[-1]])
 async def test_events_after_an_unknown_id_are_all(tmp_path, number):
-    async with Relay(f"file://{tmp_path}") as relay:
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         await relay.advance("news", 3)
         worker = Worker(relay)
         worker.events.append((3, "event"))
@@ -128,7 +128,7 @@ async def test_unavailable_store_keeps_polls_and_refuses_new_ones(tmp_path):
 
 
 async def test_events_are_sent_for_versions_of_the_relay(tmp_path):
-    async with Relay(f"file://{tmp_path}") as relay:
+    async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as relay:
         worker = Worker(relay)
         request = Request(worker.app, b"", {}, path="/events")
         await until(lambda: bool(request.answer and relay.statistics().watched))
