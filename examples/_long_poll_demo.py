@@ -258,7 +258,7 @@ def milliseconds(values: list[float], fraction: float) -> str:
 def run_demo(command: Sequence[str], pollers: int, seconds: float, page: str | None = None) -> None:
     """Runs the demo against the server that `command` starts; `page` shows the server from
     inside."""
-    kernel = "its kernel in C was built" if COMPILED else "in plain Python, without its kernel in C"
+    kernel = "with its kernel in C" if COMPILED else "in plain Python, without its kernel in C"
     print(
         f"purgatory {version('asyncio-purgatory')} on Python {platform.python_version()}: {kernel}"
     )
