@@ -74,9 +74,11 @@ class Server(ServerProcess):
     async def ask(self, target: str, method: str = "GET", body: bytes = b"") -> Any:
         """The answer of the server itself, behind a proxy, too."""
         connection = await self.connect(self._own_port)
-        connection.send(target, method, body=body)
-        status, _, content = await connection.answer()
-        connection.hang_up()
+        try:
+            connection.send(target, method, body=body)
+            status, _, content = await connection.answer()
+        finally:
+            connection.hang_up()
         assert status == 200
         return json.loads(content)
 

@@ -54,6 +54,7 @@ class ServerProcess:
                 return self.get(self._ready)
             except OSError:
                 time.sleep(0.05)
+        self.end(signal.SIGKILL)
         raise AssertionError("the server does not answer")
 
     def get(self, path: str) -> str:

@@ -73,7 +73,7 @@ async def in_use(folder):
         Purgatory(ODD, observer=meter) as orders,
         Purgatory("jobs", observer=meter) as jobs,
         Purgatory("jobs") as more_jobs,
-        Relay(f"file://{folder}") as relay,
+        Relay(f"file://{folder}", timeout=60) as relay,
         asyncio.TaskGroup() as group,
     ):
         purgatories = [orders, jobs, more_jobs]

@@ -42,7 +42,7 @@ def exported(tmp_path_factory):
     async def main():
         meter = Meter()
         jobs, polls = Purgatory("jobs", observer=meter), LongPolls(signals=(), observer=meter)
-        async with Relay(f"file://{tmp_path_factory.mktemp('relay')}") as relay:
+        async with Relay(f"file://{tmp_path_factory.mktemp('relay')}", timeout=60) as relay:
             shown = {"purgatories": jobs, "polls": polls, "relay": relay}
             registry = CollectorRegistry()
             registry.register(collector(meter, **shown, stream=StreamMeter("orders")))

@@ -53,7 +53,7 @@ async def test_bad_argument_is_refused_and_changes_nothing(
             await getattr(here, method)(*arguments, **options)
         if hasattr(blocking.Relay, method) and "connection" not in options:
             with (
-                blocking.Relay(f"file://{tmp_path}/app") as there,
+                blocking.Relay(f"file://{tmp_path}/app", timeout=60) as there,
                 pytest.raises(error, match=match),
             ):
                 await asyncio.to_thread(getattr(there, method), *arguments, **options)

@@ -128,7 +128,10 @@ async def test_deliveries_of_one_iteration_are_few_writes(file_relay):
 )
 async def test_delivery_whose_answer_was_lost_is_true_once(tmp_path, failures):
     store: Any = FailingStore(tmp_path, settle=list(failures))
-    async with Relay(store, timeout=TIMEOUT) as failing, Relay(f"file://{tmp_path}") as other:
+    async with (
+        Relay(store, timeout=TIMEOUT) as failing,
+        Relay(f"file://{tmp_path}", timeout=TIMEOUT) as other,
+    ):
         assert await failing.deliver("a", b"first", ttl=FOREVER) is True
         assert await other.deliver("a", b"second", ttl=FOREVER) is False
         store.failures["settle"] = list(failures)

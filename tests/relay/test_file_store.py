@@ -129,6 +129,7 @@ async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path):
         assert not here.statistics().is_connected
         assert there.statistics().is_connected
         database.execute(f"PRAGMA max_page_count = {1000 * pages}")
+        await set_timeout(here, TIMEOUT)
         await here.bump("a")
         assert here.statistics().is_connected
         trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"

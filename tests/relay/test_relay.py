@@ -322,7 +322,7 @@ def test_wait_with_closed_loop_stays_silent(tmp_path):
 async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
     store: Any = FailingStore(tmp_path, write=["hangs"])
     async with Relay(store, timeout=TIMEOUT) as relay:
-        await set_timeout(relay, 0.2)
+        await set_timeout(relay, 2.0)  # the write has to begin
         with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
             await relay.bump("a")
 
