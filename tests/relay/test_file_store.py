@@ -120,7 +120,7 @@ async def test_foreign_files_with_similar_names_are_kept(tmp_path):
 
 async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path):
     async with pair(f"file://{tmp_path}/app") as (here, there):
-        await set_timeout(here, 0.5)
+        await set_timeout(here, 2.0)
         database = here._store._database
         [pages] = database.execute("PRAGMA page_count").fetchone()
         database.execute(f"PRAGMA max_page_count = {pages}")
@@ -134,9 +134,9 @@ async def test_full_disk_is_named_and_shown_as_disconnected(tmp_path):
         assert here.statistics().is_connected
         trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
         database.execute(f"CREATE TRIGGER full {trigger}")
-        match = r"cannot open the relay: tried for 0.5 s: .*no space is left"
+        match = r"cannot open the relay: tried for 2.0 s: .*no space is left"
         with pytest.raises(RelayUnavailable, match=match):
-            async with Relay(f"file://{tmp_path}/app", timeout=0.5):
+            async with Relay(f"file://{tmp_path}/app", timeout=2.0):
                 pass
 
 

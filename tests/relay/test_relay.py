@@ -340,16 +340,16 @@ async def test_a_made_up_probe_changes_nothing(tmp_path):
 @pytest.mark.parametrize("scheme", ["redis", "postgresql", "nats"])
 async def test_unavailable_store_is_reported_within_timeout(monkeypatch, scheme, answers):
     monkeypatch.setenv("PGUSER", "anyone")  # in a container this user may have no name
-    port, match = free_port(), "cannot open the relay: tried for 0.5 s: .* .*[Cc]onnect"
+    port, match = free_port(), "cannot open the relay: tried for 2.0 s: .* .*[Cc]onnect"
     if answers:  # a connection, and nothing more
         silent = socket.create_server(("127.0.0.1", 0))
-        port, match = silent.getsockname()[1], "gave no answer within 0.5 s"
-    relay = Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=0.5)  # imports the client
+        port, match = silent.getsockname()[1], "gave no answer within 2.0 s"
+    relay = Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=2.0)  # imports the client
     begun = time.monotonic()
     with pytest.raises(RelayUnavailable, match=match) as raised:
         async with relay:
             pass
-    assert 0.5 <= time.monotonic() - begun < TIMEOUT
+    assert 2.0 <= time.monotonic() - begun < TIMEOUT
     assert f"{scheme}://127.0.0.1:{port}/0" in str(raised.value)
     assert "secret" not in str(raised.value)
     if answers:
