@@ -1,6 +1,6 @@
 """Plain TCP, as in `with_tcp.py`, on an event loop in each of several threads, which share their
 waits: a change that one thread makes answers the clients of all. On a Python without a GIL each
-thread uses a core.
+thread uses a core. For Unix: Windows has no `sigwait`.
 
 python examples/recipes/with_threads.py
 nc 127.0.0.1 8000                 # get 7            waits for the result of job 7: "+done", "-timeout" or "-stopping"

@@ -40,15 +40,17 @@ async def test_wait_completes_though_sockets_are_deleted(tmp_path):
 
 async def test_locked_database_does_not_block_the_loop(tmp_path):
     async with pair(f"file://{tmp_path}/app") as (here, there):
-        await set_timeout(here, 0.5)
+        await set_timeout(here, 2.0)
         other = sqlite3.connect(there._store._path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        patient = asyncio.create_task(there.bump("a"))
-        for _ in range(20):  # a blocked loop would have the write fail before the second one
+        iterations = 0
+        patient, writing = (asyncio.create_task(each.bump("a")) for each in (there, here))
+        while not writing.done():
             await asyncio.sleep(0.001)
-            assert not patient.done()
-        with pytest.raises(RelayUnavailable, match=r"gave no answer within 0.5 s"):
-            await here.bump("a")
+            iterations += 1
+        assert iterations > 20
+        with pytest.raises(RelayUnavailable, match=r"gave no answer within 2.0 s"):
+            await writing
         assert not patient.done()
         other.execute("ROLLBACK")
         other.close()
@@ -204,7 +206,8 @@ import asyncio, sqlite3, sys
 from purgatory.relay import Relay
 
 async def main():
-    async with Relay(sys.argv[1], timeout=60) as here, Relay(sys.argv[1], timeout=60) as there:
+    here, there = (Relay(sys.argv[1], timeout=60) for _ in range(2))
+    async with here, there:
         waiting = asyncio.create_task(there.wait("a", 0))
         print(sqlite3.sqlite_version, await here.bump("a"), await waiting)
         await here.forget("a")

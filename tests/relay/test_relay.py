@@ -15,7 +15,7 @@ from helpers import Probe, until
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
-from relay_waits import knows, recorded, set_timeout, started
+from relay_waits import knows, pair, recorded, set_timeout, started
 from servers import TIMEOUT, on_both_loops
 
 from purgatory import (
@@ -105,7 +105,7 @@ async def test_wait_for_unknown_epoch_continues(relay):
 
 async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
     url = f"file://{tmp_path}"
-    async with Relay(url, timeout=TIMEOUT) as here, Relay(url, timeout=TIMEOUT) as there:
+    async with pair(url) as (here, there):
         reads, writes = (recorded(here._store, name) for name in ("read", "write"))
         waits = [asyncio.create_task(here.wait(f"key{n % 40}", 0, TIMEOUT)) for n in range(400)]
         await until(lambda: bool(reads))
@@ -124,7 +124,7 @@ async def test_first_waits_and_writes_are_batched_per_iteration(tmp_path):
 
 async def test_waiting_again_at_once_needs_no_read(tmp_path):
     url = f"file://{tmp_path}"
-    async with Relay(url, timeout=TIMEOUT) as here, Relay(url, timeout=TIMEOUT) as there:
+    async with pair(url) as (here, there):
         seen = await there.bump("a")
         waiting = await started(here, "a", seen)
         reads = recorded(here._store, "read")

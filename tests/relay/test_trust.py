@@ -14,7 +14,7 @@ from helpers import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
-from relay_waits import recorded, refused, started
+from relay_waits import pair, recorded, refused, started
 from servers import TIMEOUT, NatsServer, PostgresServer, served
 
 from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
@@ -412,10 +412,7 @@ async def test_connecting_role_neither_lists_nor_adds_workers(server, monkeypatc
 
     monkeypatch.setattr(_membership, "CALL_INTERVAL", 0.2)
     begun = time.monotonic()
-    async with (
-        Relay(app(server), timeout=TIMEOUT) as here,
-        Relay(app(server), timeout=TIMEOUT) as there,
-    ):
+    async with pair(app(server)) as (here, there):
         reads = recorded(here._client, "settled")
         mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
         oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")

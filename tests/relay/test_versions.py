@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import until
-from relay_waits import knows, set_timeout
+from relay_waits import knows, pair, set_timeout
 from servers import TIMEOUT
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -48,7 +48,7 @@ class Worker:
 
 async def test_tag_holds_across_workers_and_restarts(tmp_path):
     url = f"file://{tmp_path}/app"
-    async with Relay(url, timeout=TIMEOUT) as first, Relay(url, timeout=TIMEOUT) as second:
+    async with pair(url) as (first, second):
         request = await Worker(first).ask().done()
         assert (request.status, request.content) == (200, b"0")
         other = Worker(second)
@@ -85,7 +85,7 @@ BEYOND = ["1000", "9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000]
 )
 async def test_poll_is_answered_by_what_the_store_has(tmp_path, condition, query, status):
     url = f"file://{tmp_path}"
-    async with Relay(url, timeout=TIMEOUT) as relay, Relay(url, timeout=TIMEOUT) as other:
+    async with pair(url) as (relay, other):
         worker = Worker(relay, LongPolls(signals=(), default_wait=0.0))
         await other.advance("news", 3)
         tag = condition and condition.format(epoch=relay.epoch)
