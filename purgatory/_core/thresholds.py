@@ -204,7 +204,7 @@ class ThresholdPurgatory(Generic[K, V]):
         queue = self._queues.get(key)
         if queue is not None and queue.has_reached(threshold):
             waiter.value = queue.value
-        elif timeout is None or timeout > 0.0:
+        elif timeout is None or waiter._op_timeout is not None:
             queue = self._queue_of(key, "wait for {} to reach {}", threshold)
             queue.add(waiter)
             self._queues[key] = queue

@@ -244,14 +244,14 @@ def test_checks_count_by_the_second_in_narrow_spans(tmp_path):
         for number in range(20)
     ]
     write(tmp_path / "journal", "operations", "x", rows)
-    write(tmp_path / "journal", "checks", "x", [check(second) for second in range(-1, 20)])
+    write(tmp_path / "journal", "checks", "x", [check(second) for second in range(-1, 21)])
 
     shown = report(tmp_path / "journal", tmp_path / "out")
 
     assert shown.page.window.width == 100_000
     tried = {line["place"]: line["tried"] for line in shown.lines["hot_times"]}
     # the second before the page's time; the second in which it begins; one second after the other
-    assert tried == {-1: 3} | dict.fromkeys([0, *range(6, 196, 10)], 3)
+    assert tried == {-1: 3} | dict.fromkeys([0, *range(6, 206, 10)], 3)
     [hot] = data([], shown)["keys"]
     assert hot["spans"] == 10
 
