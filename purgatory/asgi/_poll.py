@@ -70,12 +70,14 @@ class Home(Protocol):
 
     def register(self, poll: Stoppable, scope: Scope) -> OpenPolls | str:
         """Counts `poll` as open, or returns why it is refused."""
+        ...
 
     def count(self, ending: Ending) -> None:
         """Counts the ending of a wait."""
 
     def pause(self) -> int:
         """Seconds for `Retry-After`."""
+        ...
 
 
 @final

@@ -103,6 +103,7 @@ class Interruptible(Protocol):
     @property
     def is_interrupted(self) -> bool:
         """Whether the client has disconnected, or the server stops."""
+        ...
 
 
 @final

@@ -126,7 +126,7 @@ class _Stream(Response):
         self, poll: Poll, events: AsyncIterator[bytes], ping: float, send_timeout: float
     ) -> None:
         self.status_code = 200
-        self.background = None
+        self.background: Any = None  # FastAPI may set it
         self.init_headers(HEADERS)
         self._poll = poll
         self._events = events

@@ -76,7 +76,7 @@ def keys_of(each: dict[str, Any], width: int) -> str:
     """The keys of an operation, as many whole keys as there is room for, and how many others wait
     for the same keys."""
     keys = [printable(key) for key in each["keys"]]
-    same = f" ×{each['count']}" if each.get("count", 1) > 1 else ""
+    same, end = f" ×{each['count']}" if each.get("count", 1) > 1 else "", ""
     for count in range(len(keys), 0, -1):
         more = len(keys) - count + each["moreKeys"]
         end = (f" and {more} more" if more else "") + printable(same)

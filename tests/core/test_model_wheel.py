@@ -81,6 +81,11 @@ class ManualLoop:
         heappush(self._timers, (when, self._sequence, handle))
         return handle
 
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context
+    ) -> Handle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context) -> Handle:
         handle = Handle(-math.inf, lambda: callback(*args), context)
         self._ready.append(handle)

@@ -50,7 +50,8 @@ Columns = dict[str, list[Any]]
 
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
-    lines, (window, runs), apart = *summary, by_timeout(summary)
+    lines, (window, runs) = summary
+    apart = by_timeout(summary)
     largest = sorted(lines["timeouts_in_order"], key=lambda line: -line["operations"])
     place = {
         (line["purgatory"], line["kind"]): min(number, GROUPS)
