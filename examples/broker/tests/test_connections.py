@@ -72,11 +72,12 @@ def test_repeated_request_gets_its_own_response(kafka_broker: BrokerThread) -> N
 
 @pytest.mark.parametrize("advertised", [None, ("kafka.test", 19092)])
 def test_metadata_has_the_used_or_advertised_address(advertised: tuple[str, int] | None) -> None:
-    with BrokerThread() as broker, Raw(broker.address) as client:
-        broker.server.advertised = advertised
+    with BrokerThread() as broker:
+        broker.server.advertised = advertised  # read for each new connection
         host, port = broker.address.split(":")
-        (node,) = client.ask("metadata", topics=None).brokers
-        coordinator = client.ask("find_coordinator", key="group")
+        with Raw(broker.address) as client:
+            (node,) = client.ask("metadata", topics=None).brokers
+            coordinator = client.ask("find_coordinator", key="group")
         assert (node.host, node.port) == (coordinator.host, coordinator.port)
         assert (node.host, node.port) == (advertised or (host, int(port)))
 
