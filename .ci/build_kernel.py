@@ -1,8 +1,8 @@
 """Builds the kernel, `purgatory/_core/_kernel.c`, into a wheel: for hatchling, see pyproject.toml.
 
 It is optional. Without a compiler or Python's headers the wheel is pure, has the tag of a pure one,
-and a warning reports it (`pip install -v` shows it). On PyPy and on free-threaded Pythons it is
-left out. `PURGATORY_PURE` decides otherwise:
+and a warning reports it (`pip install -v` shows it). On PyPy it is left out. `PURGATORY_PURE` decides
+otherwise:
 
     1    leave it out: a wheel for every platform, py3-none-any
     0    fail if it cannot be built
@@ -34,8 +34,7 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchlin
         if version == "editable":  # one that was built from other sources must not stay
             suffix = sysconfig.get_config_var("EXT_SUFFIX")
             source.with_name(f"_kernel{suffix}").unlink(missing_ok=True)
-        has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")  # which the kernel relies on
-        is_supported = sys.implementation.name == "cpython" and has_gil
+        is_supported = sys.implementation.name == "cpython"
         if pure not in ("", "0") or (not pure and not is_supported):
             return
         self.folder = tempfile.TemporaryDirectory()  # until the wheel is there

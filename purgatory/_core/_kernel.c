@@ -8,7 +8,12 @@
    (NULL): a twin looks for that, or for the loop of an object, which is set last. Private slots of
    others have the types that Python gives them. During a call into Python a twin owns references to
    all objects that it uses afterwards; after the call it reads again all slots that may have
-   changed. */
+   changed.
+
+   There need be no GIL. What belongs to a loop is changed on its thread alone: lists, counts, records,
+   and an operation once it has a home, which one thread gives it (`set_home`). Another thread may
+   read any attribute: what refers to an object is stored and read under a lock of the object that
+   has it (`LOCKED`); a number is read without one, and may be out of date. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -121,7 +126,41 @@ static void PyErr_SetRaisedException(PyObject *error) {
 }
 #endif
 
+#if PY_VERSION_HEX < 0x030D0000
+#define Py_BEGIN_CRITICAL_SECTION(object) {
+#define Py_END_CRITICAL_SECTION() }
+static int PyDict_GetItemRef(PyObject *dict, PyObject *key, PyObject **value) {
+    *value = Py_XNewRef(PyDict_GetItemWithError(dict, key));
+    return *value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+#endif
+/* Statements that no other thread may see half done; with a GIL nothing else. */
+#define LOCKED(object, ...) \
+    do { \
+        Py_BEGIN_CRITICAL_SECTION(object); \
+        __VA_ARGS__; \
+        Py_END_CRITICAL_SECTION(); \
+    } while (0)
+#ifdef Py_GIL_DISABLED
+#define STORE(slot, value) _Py_atomic_store_ptr_release(slot, value)
+#define LOAD(slot) _Py_atomic_load_ptr_acquire(slot)
+#define LOAD_COUNT(count) _Py_atomic_load_ssize_relaxed(&(count))
+#define STEP(count, by) _Py_atomic_add_ssize(&(count), by)
+#define GET_STATE(state) _Py_atomic_load_uint8_relaxed(&(state))
+#define SET_STATE(state, value) _Py_atomic_store_uint8_relaxed(&(state), value)
+#else
+#define STORE(slot, value) (*(slot) = (value))
+#define LOAD(slot) (*(slot))
+#define LOAD_COUNT(count) (count)
+#define STEP(count, by) ((count) += (by))
+#define GET_STATE(state) (state)
+#define SET_STATE(state, value) ((state) = (value))
+#endif
+
 #define AT(object, cls, field) (*(PyObject **)((char *)(object) + st->cls##_##field))
+#define PUT(object, cls, field, value) \
+    put((PyObject *)(object), &AT(object, cls, field), Py_XNewRef(value))
+#define ADD(object, cls, field, steps) add_to((PyObject *)(object), &AT(object, cls, field), steps)
 
 /* ---- twins: callables that replace a Python function, and behave like it */
 
@@ -148,7 +187,7 @@ static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t fla
         PyObject *result = self->function(self, args, count);
         if (result != PASS) return result;
     }
-    self->passed++;
+    STEP(self->passed, 1);
     return PyObject_Vectorcall(self->python, args, flags, names);
 }
 
@@ -246,9 +285,10 @@ static double number_of(PyObject *object) { /* NaN for anything but a float or a
 static inline PyObject *get(PyObject *value) { /* a new reference; None for a deleted slot */
     return Py_NewRef(value != NULL ? value : Py_None);
 }
-static inline void put(PyObject **slot, PyObject *value) { /* stores a new reference */
-    PyObject *old = *slot;
-    *slot = Py_NewRef(value);
+/* moves the reference `value` into a slot of `object` */
+static inline void put(PyObject *object, PyObject **slot, PyObject *value) {
+    PyObject *old;
+    LOCKED(object, old = *slot; STORE(slot, value));
     Py_XDECREF(old);
 }
 /* drops a result that is not needed; -1 is an exception */
@@ -285,8 +325,11 @@ static PyObject *call_no_args(PyObject *function) {
 static PyObject *read_clock(State *st, PyObject *clock) {
     if (clock == NULL || !PyMethod_Check(clock) || PyMethod_GET_FUNCTION(clock) != st->LOOP_TIME)
         return call_no_args(clock);
-    PyObject *monotonic = PyDict_GetItemWithError(PyModule_GetDict(st->TIME), st->s_monotonic);
-    return monotonic != NULL ? call_no_args(monotonic) : call_no_args(clock);
+    PyObject *monotonic = NULL;
+    if (PyDict_GetItemRef(PyModule_GetDict(st->TIME), st->s_monotonic, &monotonic) < 0) return NULL;
+    PyObject *now = call_no_args(monotonic != NULL ? monotonic : clock);
+    Py_XDECREF(monotonic);
+    return now;
 }
 
 /* Before 3.12 asyncio asks the system for the process id at each look for the running loop, which takes
@@ -323,13 +366,13 @@ static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an e
     return running == loop;
 }
 
-static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
+static int add_to(PyObject *object, PyObject **slot, long long steps) { /* a slot with a count */
     long long value = *slot != NULL ? PyLong_AsLongLong(*slot) : -1;
     if (*slot == NULL) PyErr_SetString(PyExc_AttributeError, "a count");
     if (value == -1 && PyErr_Occurred()) return -1;
     PyObject *sum = PyLong_FromLongLong(value + steps);
     if (sum == NULL) return -1;
-    Py_XSETREF(*slot, sum);
+    put(object, slot, sum);
     return 0;
 }
 
@@ -368,24 +411,29 @@ static inline PyObject *owner(List *list, Node *node) {
     return list->key != NULL ? ((Link *)node)->operation
         : (PyObject *)((char *)node - offsetof(Entry, node));
 }
-static void append(List *list, Node *node) { /* a node that is in no list */
-    node->list = list;
+static int append(List *list, Node *node) { /* 0 if it is in a list */
+    PyObject *object = owner(list, node);
+    int is_free;
+    LOCKED(object, if ((is_free = node->list == NULL)) node->list = list);
+    if (!is_free) return 0;
     node->before = list->last;
     *(list->last != NULL ? &list->last->after : &list->first) = node;
     list->last = node;
     if (list->untried == NULL) list->untried = node;
-    list->size++;
-    Py_INCREF(owner(list, node));
+    STEP(list->size, 1);
+    Py_INCREF(object);
+    return 1;
 }
 static void unlink_node(Node *node) {
     List *list = node->list;
     *(node->before != NULL ? &node->before->after : &list->first) = node->after;
     *(node->after != NULL ? &node->after->before : &list->last) = node->before;
     if (list->untried == node) list->untried = node->after;
-    list->size--;
-    node->list = NULL;
+    STEP(list->size, -1);
+    PyObject *object = owner(list, node);
     node->before = node->after = NULL;
-    Py_DECREF(owner(list, node));
+    LOCKED(object, node->list = NULL);
+    Py_DECREF(object);
 }
 static int emptied(State *st, PyObject *list);
 static int remove_entry(State *st, PyObject *entry) { /* 0 if it is in no list; -1 is an exception */
@@ -437,7 +485,7 @@ static void list_dealloc(PyObject *self) {
 static int list_init(PyObject *self, PyObject *args, PyObject *names) {
     return (void)self, (void)args, (void)names, 0;
 }
-static Py_ssize_t list_length(PyObject *self) { return ((List *)self)->size; }
+static Py_ssize_t list_length(PyObject *self) { return LOAD_COUNT(((List *)self)->size); }
 static int is_entry(PyObject *self, PyObject *entry) { /* with an exception if not */
     State *st = state_of(self);
     if (st == NULL) return 0;
@@ -446,9 +494,8 @@ static int is_entry(PyObject *self, PyObject *entry) { /* with an exception if n
 }
 static PyObject *list_append(PyObject *self, PyObject *entry) {
     if (!is_entry(self, entry)) return NULL;
-    if (LIST(entry) != NULL) return PyErr_Format(PyExc_ValueError, "it is in a list");
-    append((List *)self, &((Entry *)entry)->node);
-    Py_RETURN_NONE;
+    if (append((List *)self, &((Entry *)entry)->node)) Py_RETURN_NONE;
+    return PyErr_Format(PyExc_ValueError, "it is in a list");
 }
 static PyObject *list_remove(PyObject *self, PyObject *entry) {
     if (!is_entry(self, entry)) return NULL;
@@ -512,7 +559,9 @@ static int entry_set_deadline(PyObject *self, PyObject *value, void *Py_UNUSED(c
     return set_time(&DEADLINE(self), value);
 }
 static PyObject *entry_get_bucket(PyObject *self, void *Py_UNUSED(closure)) {
-    return get((PyObject *)LIST(self));
+    PyObject *list;
+    LOCKED(self, list = get((PyObject *)LIST(self)));
+    return list;
 }
 static int entry_set_bucket(PyObject *self, PyObject *list, void *Py_UNUSED(closure)) {
     if (LIST(self) == NULL && (list == NULL || list == Py_None)) return 0;
@@ -534,13 +583,13 @@ static PyType_Spec entry_spec = {
    An operation loses its keys before it gets a result, so both share a field. */
 
 enum { NEW, PENDING, COMPLETED, EXPIRED, CANCELLED }; /* NEW: before its `__init__` */
-enum { OWNER, WAITERS, RECORD, RARE, STATE = RARE, TIMEOUT, KEYS, RESULT };
+enum { OWNER, WAITERS, RECORD, RARE, STATE = RARE, TIMEOUT, HOME, KEYS, RESULT };
 typedef struct {
     Entry entry;
     double timeout; /* see get_time */
     PyObject *home, *keys_or_result, *weakrefs;
     struct Rare *rare; /* NULL until it is needed */
-    char state, has_result;
+    uint8_t state, has_result;
 } Operation;
 typedef struct Rare {
     PyObject *attributes[RARE]; /* the first ones; NULL for None */
@@ -548,8 +597,8 @@ typedef struct Rare {
 } Rare;
 #define OP(operation) ((Operation *)(operation))
 #define GET_RARE(operation, which) \
-    (OP(operation)->rare != NULL ? OP(operation)->rare->attributes[which] : NULL)
-#define IS(operation, is) (OP(operation)->state == (is))
+    (LOAD(&OP(operation)->rare) != NULL ? OP(operation)->rare->attributes[which] : NULL)
+#define IS(operation, is) (GET_STATE(OP(operation)->state) == (is))
 
 static PyObject *state_object(State *st, int state) { /* borrowed; NULL for NEW */
     PyObject *objects[] = {NULL, st->PENDING, st->COMPLETED, st->EXPIRED, st->CANCELLED};
@@ -564,33 +613,56 @@ static inline PyObject *keys_watched(State *st, PyObject *operation) { /* borrow
     PyObject *keys = OP(operation)->keys_or_result;
     return OP(operation)->has_result || keys == NULL ? st->UNWATCHED : keys;
 }
-static inline void set_keys(PyObject *operation, PyObject *keys) {
-    OP(operation)->has_result = 0;
-    Py_XSETREF(OP(operation)->keys_or_result, Py_XNewRef(keys));
+static void set_keys_or_result(PyObject *operation, PyObject *value, uint8_t is_result) {
+    PyObject *old;
+    LOCKED(operation, old = OP(operation)->keys_or_result;
+        OP(operation)->keys_or_result = Py_XNewRef(value); OP(operation)->has_result = is_result);
+    Py_XDECREF(old);
 }
-static inline void set_result(PyObject *operation, PyObject *result) {
-    OP(operation)->has_result = 1;
-    Py_XSETREF(OP(operation)->keys_or_result, Py_XNewRef(result));
-}
+#define set_keys(operation, keys) set_keys_or_result(operation, keys, 0)
+#define set_result(operation, result) set_keys_or_result(operation, result, 1)
 
 static Rare *rare_of(PyObject *operation) { /* NULL is an exception */
-    if (OP(operation)->rare == NULL) OP(operation)->rare = PyMem_Calloc(1, sizeof(Rare));
+    LOCKED(operation, if (OP(operation)->rare == NULL)
+        STORE(&OP(operation)->rare, PyMem_Calloc(1, sizeof(Rare))));
     if (OP(operation)->rare == NULL) PyErr_NoMemory();
     return OP(operation)->rare;
+}
+/* moves the reference `value` into an attribute of an operation that has a `Rare` */
+static void put_rare(PyObject *operation, size_t which, PyObject *value) {
+    put(operation, &OP(operation)->rare->attributes[which], value);
+}
+
+static PyObject *home_of(PyObject *operation) { /* a new reference */
+    PyObject *home;
+    LOCKED(operation, home = get(OP(operation)->home));
+    return home;
+}
+/* An operation has one home, however many threads try: 0 if it has another one. */
+static int set_home(PyObject *operation, PyObject *home) {
+    PyObject *old;
+    LOCKED(operation, old = OP(operation)->home;
+        if (home != Py_None && old != NULL && old != Py_None) home = NULL;
+        else OP(operation)->home = Py_NewRef(home));
+    if (home != NULL) Py_XDECREF(old);
+    return home != NULL;
 }
 
 static PyObject *op_get(PyObject *self, void *which) {
     State *st = state_of(self);
     Operation *op = OP(self);
     if (st == NULL) return NULL;
-    if (op->state == NEW)
+    if (IS(self, NEW))
         return PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '_op_state'",
             Py_TYPE(self)->tp_name);
-    if ((size_t)which == STATE) return get(state_object(st, op->state));
+    if ((size_t)which == STATE) return get(state_object(st, GET_STATE(op->state)));
     if ((size_t)which == TIMEOUT) return get_time(op->timeout);
-    if ((size_t)which == KEYS) return get(keys_watched(st, self));
-    if ((size_t)which == RESULT) return get(op->has_result ? op->keys_or_result : st->NO_RESULT);
-    return get(GET_RARE(op, (size_t)which));
+    PyObject *value;
+    LOCKED(self, value = get((size_t)which == HOME ? op->home
+        : (size_t)which == KEYS ? keys_watched(st, self)
+        : (size_t)which != RESULT ? GET_RARE(op, (size_t)which)
+        : op->has_result ? op->keys_or_result : st->NO_RESULT));
+    return value;
 }
 static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if `value` is NULL */
     State *st = state_of(self);
@@ -600,8 +672,12 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
         int state = state_number(st, value);
         if (state == NEW && value != NULL)
             return PyErr_Format(PyExc_TypeError, "_op_state must be a state") == NULL ? -1 : 0;
-        op->state = (char)state;
+        SET_STATE(op->state, (uint8_t)state);
     } else if ((size_t)which == TIMEOUT) return set_time(&op->timeout, value);
+    else if ((size_t)which == HOME) {
+        if (set_home(self, value != NULL ? value : Py_None)) return 0;
+        return PyErr_Format(PyExc_RuntimeError, "another thread watches it") == NULL ? -1 : 0;
+    }
     else if ((size_t)which == KEYS) {
         if (value == NULL) value = st->UNWATCHED;
         if (value != st->UNWATCHED || !op->has_result) set_keys(self, value);
@@ -611,8 +687,7 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
     } else {
         if (value == Py_None) value = NULL;
         if (value != NULL && rare_of(self) == NULL) return -1;
-        if (op->rare != NULL)
-            Py_XSETREF(op->rare->attributes[(size_t)which], Py_XNewRef(value));
+        if (op->rare != NULL) put_rare(self, (size_t)which, Py_XNewRef(value));
     }
     return 0;
 }
@@ -646,13 +721,15 @@ static void op_dealloc(PyObject *self) {
     PyMem_Free(OP(self)->rare);
     free_base(self);
 }
+static PyObject *op_get_home(PyObject *self, void *which) {
+    return IS(self, NEW) ? op_get(self, which) : home_of(self); /* in half the time */
+}
 static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python takes 16 bytes */
-    {"_op_home", T_OBJECT_EX, offsetof(Operation, home), 0, NULL},
     {"__weakref__", T_OBJECT, offsetof(Operation, weakrefs), READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Operation, weakrefs), READONLY, NULL}, {0}};
 #define ATTRIBUTE(name, which) {name, op_get, op_set, NULL, (void *)(size_t)which}
 static PyGetSetDef op_getset[] = {
-    ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_keys", KEYS),
+    {"_op_home", op_get_home, op_set, NULL, (void *)(size_t)HOME}, ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_keys", KEYS),
     ATTRIBUTE("_op_result", RESULT), ATTRIBUTE("_op_owner", OWNER),
     ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
 static PyType_Slot op_slots[] = {
@@ -705,7 +782,7 @@ static PyObject *find_bucket(State *st, PyObject *wheel, double at) {
         if (key == NULL) return NULL;
         bucket = PyDict_GetItemWithError(AT(level, Level, buckets), key);
         Py_DECREF(key);
-        if (bucket != NULL) put(recent, bucket); /* the level holds the former one, too */
+        if (bucket != NULL) PUT(level, Level, recent, bucket); /* which holds the former one, too */
     }
     return bucket;
 }
@@ -714,7 +791,7 @@ static PyObject *find_bucket(State *st, PyObject *wheel, double at) {
 static int add_entry(State *st, PyObject *wheel, PyObject *entry, double at, double now) {
     PyObject *bucket = at > now && LIST(entry) == NULL ? find_bucket(st, wheel, at) : NULL;
     if (bucket == NULL) return PyErr_Occurred() ? -1 : PASSED; /* overdue, or NaN, too */
-    append((List *)bucket, &((Entry *)entry)->node);
+    if (!append((List *)bucket, &((Entry *)entry)->node)) return PASSED;
     DEADLINE(entry) = at;
     return 1;
 }
@@ -750,8 +827,8 @@ static PyObject *wheel_move_on(Twin *self, PyObject *const *a, Py_ssize_t Py_UNU
         ? find_bucket(st, a[0], DEADLINE(entry)) : NULL;
     if (bucket == NULL) return PyErr_Occurred() ? NULL : PASS;
     Py_INCREF(entry); Py_INCREF(bucket);
-    int failed = remove_entry(st, entry) < 0 || add_to(&AT(a[0], Wheel, moves), 1);
-    if (!failed && LIST(entry) == NULL) append((List *)bucket, &((Entry *)entry)->node);
+    int failed = remove_entry(st, entry) < 0 || ADD(a[0], Wheel, moves, 1);
+    if (!failed) append((List *)bucket, &((Entry *)entry)->node);
     Py_DECREF(entry); Py_DECREF(bucket);
     return failed ? NULL : Py_NewRef(Py_None);
 }
@@ -766,7 +843,7 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
         || !is_float(until) /* a clock may give integers */
         || !(DEADLINE(entry) <= PyFloat_AS_DOUBLE(until))) return PASS;
     Py_INCREF(entry);
-    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && remove_entry(st, entry) >= 0) return entry;
+    if (ADD(wheel, Wheel, _budget, -1) == 0 && remove_entry(st, entry) >= 0) return entry;
     Py_DECREF(entry);
     return NULL;
 }
@@ -816,8 +893,8 @@ static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSE
     if (is_plain <= 0) return is_plain ? NULL : PASS;
     if (AT(task, Task, _callback) == NULL) return PASS;
     PyObject *callback = Py_NewRef(AT(task, Task, _callback));
-    put(&AT(task, Task, _callback), Py_None);
-    put(&AT(task, Task, _context), Py_None);
+    PUT(task, Task, _callback, Py_None);
+    PUT(task, Task, _context, Py_None);
     int removed = remove_entry(st, task);
     if (removed == 0) removed = callback != Py_None && callback != st->CALLED;
     Py_DECREF(callback);
@@ -970,8 +1047,8 @@ static int leave(State *st, PyObject *home, PyObject *operation) {
     if (!failed && keys != st->UNWATCHED) {
         PyObject *by_key = Py_NewRef(AT(home, Home, _by_key)), *wheel;
         set_keys(operation, st->UNWATCHED);
-        COUNTS(home)->pending--;
-        COUNTS(home)->watched -= array_of(&keys, &each);
+        STEP(COUNTS(home)->pending, -1);
+        STEP(COUNTS(home)->watched, -array_of(&keys, &each));
         failed = leave_lists(by_key, operation, keys);
         Py_DECREF(by_key);
         wheel = AT(home, Home, _wheel);
@@ -1003,21 +1080,20 @@ static void set_cause(State *st, PyObject *operation, PyObject *cause, PyObject 
     PyObject *record = GET_RARE(operation, RECORD);
     if (!is_a(record, st->Record)) return;
     Py_INCREF(record);
-    put(&AT(record, Record, cause), cause);
-    put(&AT(record, Record, key), key);
+    PUT(record, Record, cause, cause);
+    PUT(record, Record, key, key);
     Py_DECREF(record);
 }
 
-/* operation.claim(operation, state, cause): 1 if this call was first; -1 is an exception */
-static int claim(State *st, PyObject *operation, int state, PyObject *cause) {
+/* operation.claim(operation, home, state, cause): 1 if this call was first; -1 is an exception */
+static int claim(State *st, PyObject *operation, PyObject *home, int state, PyObject *cause) {
     if (!IS(operation, PENDING)) return 0;
-    OP(operation)->state = (char)state;
+    SET_STATE(OP(operation)->state, (uint8_t)state);
     set_cause(st, operation, cause, st->NO_KEY);
-    PyObject *home = OP(operation)->home;
     if (!is_a(home, st->Purgatory)) return 1;
     Counts *counts = COUNTS(home);
-    ++*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
-        : &counts->cancelled);
+    STEP(*(state == COMPLETED ? &counts->completed : state == EXPIRED ? &counts->expired
+        : &counts->cancelled), 1);
     Py_INCREF(home);
     int failed = leave(st, home, operation);
     Py_DECREF(home);
@@ -1045,11 +1121,11 @@ static int wake_waiters(State *st, PyObject *operation) {
     Py_XINCREF(owner); Py_XINCREF(waiters);
     int failed = 0;
     if (owner != NULL) {
-        Py_CLEAR(OP(operation)->rare->attributes[OWNER]);
+        put_rare(operation, OWNER, NULL);
         failed = wake(owner, st);
     }
     if (!failed && waiters != NULL) {
-        Py_CLEAR(OP(operation)->rare->attributes[WAITERS]);
+        put_rare(operation, WAITERS, NULL);
         failed = wake(waiters, st);
     }
     Py_XDECREF(owner); Py_XDECREF(waiters);
@@ -1141,7 +1217,7 @@ static int notify(State *st, PyObject *operation) {
     if (record == NULL || notifier == NULL || notifier == Py_None) return 0;
     PyObject *args[] = {Py_NewRef(notifier), operation, Py_NewRef(record),
         read_clock(st, AT(home, Home, _time))};
-    Py_CLEAR(OP(operation)->rare->attributes[RECORD]);
+    put_rare(operation, RECORD, NULL);
     int failed = args[3] == NULL || tell_ended(st, args[0], operation, args[2], args[3]);
     Py_DECREF(args[0]); Py_DECREF(args[2]); Py_XDECREF(args[3]);
     return failed ? -1 : 0;
@@ -1187,11 +1263,11 @@ static int record_try(State *st, PyObject *operation, PyObject *key, PyObject *c
     else if (IS(operation, PENDING)
         && (is_asynchronous = CALL0(operation, _op_is_asynchronous)) == NULL) result = -1;
     else if (is_asynchronous == Py_True) {
-        if (AT(record, Record, key) == st->NO_KEY) put(&AT(record, Record, key), key);
+        if (AT(record, Record, key) == st->NO_KEY) PUT(record, Record, key, key);
         result = UNCOUNTED;
     } else {
-        if (!IS(operation, PENDING)) put(&AT(record, Record, key), key);
-        result = add_to(&AT(record, Record, failed_tries), 1);
+        if (!IS(operation, PENDING)) PUT(record, Record, key, key);
+        result = ADD(record, Record, failed_tries, 1);
     }
     Py_XDECREF(record); Py_XDECREF(is_asynchronous);
     return result;
@@ -1212,7 +1288,7 @@ static int try_once(State *st, PyObject *operation, PyObject *key, PyObject *cau
     int failed = try_complete(st, operation), recorded = 0;
     if (!failed) recorded = record_try(st, operation, key, cause);
     failed = failed || recorded < 0;
-    if (!failed && is_last) failed = claim(st, operation, EXPIRED, st->DEADLINE) < 0;
+    if (!failed && is_last) failed = claim(st, operation, OP(operation)->home, EXPIRED, st->DEADLINE) < 0;
     if (IS(operation, PENDING)) return failed ? -1 : recorded;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     failed = finish_steps(st, operation);
@@ -1232,7 +1308,7 @@ static int has_work(State *st, PyObject *dispatcher) {
 /* The hook is over; the rest of the queue follows now, or, after an exception, later. */
 static int leave_hook(State *st, PyObject *dispatcher, int failed) {
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
-    put(&AT(dispatcher, Dispatcher, current), Py_None);
+    PUT(dispatcher, Dispatcher, current, Py_None);
     if (error != NULL) {
         done(CALL0(dispatcher, continue_later));
         return raise_again(error);
@@ -1248,7 +1324,7 @@ static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
         Py_XDECREF(work);
         return failed ? -1 : 0;
     }
-    put(&AT(dispatcher, Dispatcher, current), operation);
+    PUT(dispatcher, Dispatcher, current, operation);
     return leave_hook(st, dispatcher, finish_steps(st, operation));
 }
 
@@ -1273,10 +1349,10 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
         || PyDict_GET_SIZE(AT(purgatory, Home, _checks))) return PASS;
     PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL;
     Py_INCREF(dispatcher); Py_INCREF(purgatory);
-    put(&AT(dispatcher, Dispatcher, current), operation);
+    PUT(dispatcher, Dispatcher, current, operation);
     int failed = try_once(st, operation, st->NO_KEY, st->DEADLINE, 1) < 0;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
-    put(&AT(dispatcher, Dispatcher, current), Py_None);
+    PUT(dispatcher, Dispatcher, current, Py_None);
     if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
     if (error != NULL) failed = raise_again(error);
     if (!failed && IS(operation, COMPLETED)) {
@@ -1295,26 +1371,25 @@ static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py
     State *st = self->st;
     PyObject *operation = a[0];
     if (!is_made(st, operation)) return PASS;
-    PyObject *dispatcher = dispatcher_here(st, OP(operation)->home);
-    if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
-    Py_INCREF(dispatcher);
-    int won = claim(st, operation, COMPLETED, st->FORCED);
+    PyObject *home = home_of(operation), *dispatcher = Py_XNewRef(dispatcher_here(st, home));
+    int won = dispatcher != NULL ? claim(st, operation, home, COMPLETED, st->FORCED)
+        : PyErr_Occurred() ? -1 : PASSED;
     if (won == 1 && AT(dispatcher, Dispatcher, current) != operation
         && finish(st, dispatcher, operation)) won = -1;
-    Py_DECREF(dispatcher);
-    return won < 0 ? NULL : PyBool_FromLong(won);
+    Py_DECREF(home); Py_XDECREF(dispatcher);
+    return won == PASSED ? PASS : won < 0 ? NULL : PyBool_FromLong(won);
 }
 
 /* operation.cancel(operation, cause), of one without observers, who alone learn the cause */
 static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_made(st, a[0]) || is_observed(a[0])) return PASS;
-    PyObject *is_decided = CALL0(a[0], _op_is_decided);
-    if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
-    Py_DECREF(is_decided);
-    int won = claim(st, a[0], CANCELLED, Py_None); /* without observers */
-    if (won == 1 && is_awaited(a[0]) && wake_waiters(st, a[0])) return NULL;
-    return won < 0 ? NULL : PyBool_FromLong(won);
+    PyObject *home = home_of(a[0]), *is_decided = CALL0(a[0], _op_is_decided);
+    int won = is_decided == NULL ? -1 : is_decided != Py_False ? PASSED
+        : claim(st, a[0], home, CANCELLED, Py_None); /* without observers */
+    if (won == 1 && is_awaited(a[0]) && wake_waiters(st, a[0])) won = -1;
+    Py_DECREF(home); Py_XDECREF(is_decided);
+    return won == PASSED ? PASS : won < 0 ? NULL : PyBool_FromLong(won);
 }
 
 /* operation.DelayedOperation.__init__(self, timeout), of a new operation */
@@ -1326,8 +1401,8 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     if (timeout != Py_None && !(seconds > 0.0)) return PASS;
     OP(operation)->timeout = seconds;
     DEADLINE(operation) = Py_NAN;
-    OP(operation)->state = PENDING;
-    put(&OP(operation)->home, Py_None);
+    SET_STATE(OP(operation)->state, PENDING);
+    (void)set_home(operation, Py_None);
     set_keys(operation, st->UNWATCHED);
     return Py_NewRef(Py_None);
 }
@@ -1352,9 +1427,8 @@ static PyObject *watched_keys(State *st, PyObject *keys) {
     Py_ssize_t count = PyTuple_CheckExact(keys) ? PyTuple_GET_SIZE(keys)
         : PyList_CheckExact(keys) ? PyList_GET_SIZE(keys) : 0;
     if (count == 1) {
-        PyObject *key = Py_NewRef(
-            PyTuple_CheckExact(keys) ? PyTuple_GET_ITEM(keys, 0) : PyList_GET_ITEM(keys, 0));
-        if (!PyLong_CheckExact(key) && PyObject_Hash(key) == -1) Py_CLEAR(key);
+        PyObject *key = PySequence_GetItem(keys, 0); /* another thread may change a list */
+        if (key != NULL && !PyLong_CheckExact(key) && PyObject_Hash(key) == -1) Py_CLEAR(key);
         if (key == NULL || !PyTuple_CheckExact(key)) return key;
         PyObject *only = PyTuple_Pack(1, key);
         Py_DECREF(key);
@@ -1375,8 +1449,8 @@ static int join(State *st, PyObject *purgatory, PyObject *operation, PyObject *w
     int failed = join_lists(st, by_key, operation, watched);
     Py_DECREF(by_key);
     if (!failed) {
-        COUNTS(purgatory)->pending++;
-        COUNTS(purgatory)->watched += array_of(&watched, &each);
+        STEP(COUNTS(purgatory)->pending, 1);
+        STEP(COUNTS(purgatory)->watched, array_of(&watched, &each));
         set_keys(operation, watched);
     }
     if (!failed && !isnan(when)) failed = add_to_wheel(st, wheel, operation, when, now);
@@ -1395,10 +1469,10 @@ static int is_known(State *st, PyObject *operation) {
     return checked == (PyObject *)type;
 }
 
-/* Whether an operation is new, and an purgatory can watch it without Python's help. */
+/* Whether a purgatory can watch an operation without Python's help, if it is new. */
 static int is_watchable(State *st, PyObject *purgatory, PyObject *operation) {
     PyObject *checks = AT(purgatory, Home, _checks);
-    return OP(operation)->home == Py_None && IS(operation, PENDING)
+    return IS(operation, PENDING)
         && GET_RARE(operation, WAITERS) == NULL && AT(purgatory, Home, _closed) == Py_False
         && PyDict_GET_SIZE(checks) == 0;
 }
@@ -1429,7 +1503,7 @@ static int observe(State *st, PyObject *operation, PyObject *watched, PyObject *
     AT(record, Record, cause) = Py_NewRef(st->FIRST_TRY);
     AT(record, Record, key) = Py_NewRef(st->NO_KEY);
     AT(record, Record, failed_tries) = PyLong_FromLong(0);
-    Py_XSETREF(OP(operation)->rare->attributes[RECORD], record);
+    put_rare(operation, RECORD, record);
     return 0;
 }
 
@@ -1462,11 +1536,16 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     }
     double timeout = OP(operation)->timeout; /* NaN: none, as in `when` */
     double when = isnan(timeout) ? DEADLINE(operation) : PyFloat_AS_DOUBLE(now) + timeout;
-    if (AT(purgatory, Home, _notifier) != Py_None && observe(st, operation, watched, now))
+    if (!set_home(operation, purgatory)) { /* another thread was first */
+        result = PASS;
         goto out;
+    }
+    if (AT(purgatory, Home, _notifier) != Py_None && observe(st, operation, watched, now)) {
+        (void)set_home(operation, Py_None);
+        goto out;
+    }
     PyObject *interrupted = get(AT(dispatcher, Dispatcher, current));
-    put(&OP(operation)->home, purgatory);
-    put(&AT(dispatcher, Dispatcher, current), operation);
+    PUT(dispatcher, Dispatcher, current, operation);
     int failed = try_complete(st, operation)
         || record_try(st, operation, st->NO_KEY, st->FIRST_TRY) < 0;
     if (!failed && IS(operation, PENDING))
@@ -1474,10 +1553,10 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     if (failed) {
         PyObject *error = PyErr_GetRaisedException();
         done(CALL(purgatory, _undo_watch, operation));
-        put(&AT(dispatcher, Dispatcher, current), interrupted);
+        PUT(dispatcher, Dispatcher, current, interrupted);
         raise_again(error);
     } else {
-        put(&AT(dispatcher, Dispatcher, current), interrupted);
+        PUT(dispatcher, Dispatcher, current, interrupted);
         if (!IS(operation, PENDING)) failed = finish(st, dispatcher, operation);
         else if (interrupted == Py_None && has_work(st, dispatcher))
             failed = done(CALL0(dispatcher, run_queue));
@@ -1527,7 +1606,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         result = CALL(purgatory, _check_key, key);
     } else {
         long long before = PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed));
-        put(&AT(dispatcher, Dispatcher, current), operation);
+        PUT(dispatcher, Dispatcher, current, operation);
         int tried = try_once(st, operation, key, st->KEY, 0), completed = IS(operation, COMPLETED);
         int failed = tried < 0 || (tried != UNCOUNTED && notify_check(st, purgatory, key, completed));
         if (leave_hook(st, dispatcher, failed) == 0)
@@ -1556,17 +1635,17 @@ static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py
         spent++;
         if (IS(operation, PENDING)) {
             PyObject *keys = Py_NewRef(keys_watched(st, operation));
-            put(&AT(dispatcher, Dispatcher, current), operation);
+            PUT(dispatcher, Dispatcher, current, operation);
             int tried = try_once(st, operation, key, st->KEY, 0);
-            failed = tried < 0 || (!tried && add_to(&AT(check, KeyCheck, _tries), 1));
+            failed = tried < 0 || (!tried && ADD(check, KeyCheck, _tries, 1));
             if (!failed && !IS(operation, PENDING) && PyTuple_CheckExact(keys)) {
                 PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
                 if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
                 failed = done(steps);
             }
             if (!failed && IS(operation, COMPLETED))
-                failed = add_to(&AT(check, KeyCheck, _completed), 1)
-                    || add_to(&AT(dispatcher, Dispatcher, completed), 1);
+                failed = ADD(check, KeyCheck, _completed, 1)
+                    || ADD(dispatcher, Dispatcher, completed, 1);
             Py_DECREF(keys);
         }
         Py_DECREF(operation);
@@ -1768,6 +1847,9 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #ifdef Py_mod_multiple_interpreters
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0}};
 static struct PyModuleDef module_def = {

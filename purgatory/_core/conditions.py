@@ -306,7 +306,7 @@ def _end_run(home: Home, condition: Condition[Any], cause: Cause, key: Any) -> N
     has tried one operation."""
     keys, record, is_true = condition._op_keys, condition._op_record, condition.value is not None
     if is_true:
-        claim(condition, COMPLETED, cause, key)
+        claim(condition, home, COMPLETED, cause, key)
         home._dispatcher.perform(condition._op_finish)
         if cause is DEADLINE:
             home._count_missed_trigger(condition, keys_of(keys))

@@ -40,7 +40,7 @@ from purgatory._core.arguments import describe, seconds
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
 from purgatory._core.failure import Failure
-from purgatory._core.home import OperationSlots
+from purgatory._core.home import Home, OperationSlots
 from purgatory._core.kernel import compiled, constants, fields
 from purgatory._core.loop import call_on, report, running_loop
 from purgatory._core.observers import DEADLINE, FIRST_TRY, FORCED, KEY, NO_KEY, Cause, Record
@@ -162,7 +162,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         if home is None or running_loop() is not home._loop:
             require_loop(self, "complete")
         dispatcher = _dispatcher_here(self) if home is None else home._dispatcher
-        if not claim(self, COMPLETED, FORCED):
+        if not claim(self, home, COMPLETED, FORCED):
             return False
         if dispatcher.current is not self:  # else the code that tries it runs the hooks
             dispatcher.perform(self._op_finish)
@@ -303,7 +303,7 @@ def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = 
             if record is not None:
                 is_counted = _record_try(operation, record, key, cause)
             if is_last:
-                claim(operation, EXPIRED, DEADLINE)
+                claim(operation, operation._op_home, EXPIRED, DEADLINE)
     finally:
         if operation._op_state is not PENDING and cause is not FIRST_TRY:
             finish(operation)
@@ -379,7 +379,7 @@ def _not_completed(operation: Operation) -> TypeError:
 def _try_failed(operation: Operation, error: BaseException) -> None:
     """Ends an operation after its `try_complete` raised: it is cancelled, and the exception is its
     result."""
-    if claim(operation, CANCELLED, Cause.FAILED):
+    if claim(operation, operation._op_home, CANCELLED, Cause.FAILED):
         _set_exception(operation, error)
         wake_waiters(operation)
         return
@@ -394,14 +394,22 @@ def _try_failed(operation: Operation, error: BaseException) -> None:
 
 
 def claim(
-    operation: Operation, state: OperationState, cause: Cause, key: Hashable = NO_KEY
+    operation: Operation,
+    home: Home | None,
+    state: OperationState,
+    cause: Cause,
+    key: Hashable = NO_KEY,
 ) -> bool:
-    """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if
-    another call was first. Observers are notified of `cause`, and of the checked key."""
+    """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists of `home`;
+    False if another call was first. Observers are notified of `cause`, and of the checked key.
+
+    `home` is the one whose loop runs here, as the caller has checked: another thread may watch the
+    operation since, and then finds that it has ended.
+    """
     if operation._op_state is not PENDING:
         return False
     operation._op_state = state
-    record, home = operation._op_record, operation._op_home
+    record = operation._op_record
     if record is not None:
         record.cause, record.key = cause, key
     if home is not None:
@@ -429,14 +437,14 @@ def fail(operation: Operation, exception: BaseException) -> bool:
 
 
 def _end_early(operation: Operation, result: Any, cause: Cause) -> bool:
+    home = operation._op_home
     if operation._op_is_decided():
         operation.force_complete()
         return False
-    if not claim(operation, CANCELLED, cause):
+    if not claim(operation, home, CANCELLED, cause):
         return False
     operation._op_result = result
     wake_waiters(operation)
-    home = operation._op_home
     if (
         operation._op_record is not None
         and home is not None

@@ -129,13 +129,13 @@ class Purgatory(Home, Generic[Op]):
         timeout = operation._op_timeout
         when = operation._timer_deadline if timeout is None else now + timeout
         is_behind = bool(self._checks) and (when is None or when > now) and self._is_behind(watched)
-        if self._notifier is not None:
-            operation._op_record = Record(watched, now)
 
         dispatcher = self._dispatcher
-        interrupted, dispatcher.current = dispatcher.current, operation
         operation._op_home = self
+        interrupted, dispatcher.current = dispatcher.current, operation
         try:
+            if self._notifier is not None:
+                operation._op_record = Record(watched, now)
             if not is_behind:
                 try_once(operation, NO_KEY, FIRST_TRY)
             if operation._op_state is PENDING and (
@@ -619,7 +619,7 @@ class Purgatory(Home, Generic[Op]):
             cancel(operation, Cause.CLOSED)
         elif when is not None and when <= now and not operation._op_is_asynchronous():
             operation._timer_deadline = float(max(when, now))  # a clock may give ints
-            claim(operation, EXPIRED, DEADLINE)
+            claim(operation, self, EXPIRED, DEADLINE)
         elif self._max_pending is not None and self._pending >= self._max_pending:
             raise PurgatoryFull(
                 f"cannot watch {describe(operation)}: max_pending ({self._max_pending}) operations "

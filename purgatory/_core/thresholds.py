@@ -483,7 +483,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
 
 def _complete(waiter: _Wait) -> None:
-    claim(waiter, COMPLETED, KEY, waiter.key)
+    claim(waiter, waiter._op_home, COMPLETED, KEY, waiter.key)
 
 
 def _wait(key: object, threshold: object) -> str:
