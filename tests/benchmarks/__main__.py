@@ -13,6 +13,7 @@ PROGRAMS = {
     "http": "long polls on a real server, against the usual handler without this library",
     "load": "a million requests: this purgatory, Kafka's design, and timers of the loop",
     "relay": "waits that complete in another process, against the same by hand",
+    "threads": "a loop in each of several threads, against one thread",
 }
 MODULES = {"http": "long_polls"}
 """Modules with another name than the program."""

@@ -7,6 +7,7 @@ import pytest
 
 PROGRAMS = [
     "micro --loop asyncio --only cycle --only timer-0",
+    "threads --rounds 1",
     *(
         pytest.param(words, marks=pytest.mark.slow)
         for words in (
