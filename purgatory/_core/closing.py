@@ -11,7 +11,7 @@ module can serve one lifespan after another.
 
 from asyncio import Event, current_task, sleep, wait
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from purgatory._core import logs
 from purgatory._core.arguments import printable
@@ -22,9 +22,6 @@ from purgatory._core.observers import Cause
 from purgatory._core.operation import Operation, cancel
 from purgatory._core.watch_lists import steps_to_leave
 
-Batches = Iterator[tuple[list[Operation], int]]
-"""The cancelled operations of each step, and its work, in operations."""
-
 
 async def close(home: Home, drain: float) -> list[Operation]:
     """Closes a purgatory, and returns the operations it cancelled. See `Purgatory.aclose`."""
@@ -34,7 +31,7 @@ async def close(home: Home, drain: float) -> list[Operation]:
             idle = home._idle_waiter or home._loop.create_future()
             home._idle_waiter = idle
             await wait((idle,), timeout=drain)
-        cancelled = await in_batches(cancel_all(home))
+        cancelled = await cancel_watching(home, list(home._by_key), Cause.CLOSED)
         if cancelled and drain > 0.0:
             logs.cancelled_by_drain(home.name, len(cancelled), drain)
         if home._dispatcher.queue:
@@ -42,7 +39,8 @@ async def close(home: Home, drain: float) -> list[Operation]:
             home._dispatcher.defer(lambda _: answered.set())
             await answered.wait()
     except BaseException:
-        call_on(home._loop, deque, cancel_all(home), 0)  # exhausts it
+        rest = _cancel_each(home, list(home._by_key), Cause.CLOSED, [])
+        call_on(home._loop, deque, rest, 0)  # exhausts it
         raise  # deferred work runs in the next iterations
     here = current_task()
     while others := [over for over, task in home._async_waits.items() if task is not here]:
@@ -65,30 +63,29 @@ def open_again(home: Home) -> None:
         home._closed = False
 
 
-async def in_batches(ending: Batches) -> list[Operation]:
-    """Exhausts `ending`, a bounded amount per iteration of the loop, and returns all that were
-    cancelled."""
+async def cancel_watching(
+    home: Home, keys: Iterable[Hashable], cause: Cause = Cause.CANCELLED
+) -> list[Operation]:
+    """Ends the operations that watch one of the keys, a bounded amount per iteration of the loop, and
+    returns those that were cancelled."""
     ended: list[Operation] = []
-    spent = 0
-    for batch, steps in ending:
-        ended += batch
-        spent += steps
-        if spent >= MAX_PER_ITERATION:
-            spent = 0
-            await sleep(0)
+    for _ in _cancel_each(home, keys, cause, ended):
+        await sleep(0)
     return ended
 
 
-def cancel_all(home: Home) -> Batches:
-    """Ends all pending operations of a purgatory, one at each step."""
-    for key in list(home._by_key):
-        yield from cancel_key(home, key, Cause.CLOSED)
-
-
-def cancel_key(home: Home, key: Hashable, cause: Cause = Cause.CANCELLED) -> Batches:
-    """Ends the operations that watch `key`, one at each step."""
-    while found := home._by_key.operations(key, MAX_PER_ITERATION):
-        for operation in found:
-            keys = operation._op_keys
-            # A decided operation has completed instead.
-            yield [operation] if cancel(operation, cause) else [], steps_to_leave(keys)
+def _cancel_each(
+    home: Home, keys: Iterable[Hashable], cause: Cause, ended: list[Operation]
+) -> Iterator[None]:
+    """Pauses when it has done the work of an iteration. A decided operation completes instead, and
+    is not among the `ended` ones."""
+    by_key, spent = home._by_key, 0
+    for key in keys:
+        while key in by_key and (found := by_key.operations(key, MAX_PER_ITERATION)):
+            for operation in found:
+                spent += steps_to_leave(operation._op_keys)
+                if cancel(operation, cause):
+                    ended.append(operation)
+                if spent >= MAX_PER_ITERATION:
+                    spent = 0
+                    yield

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast, final, overload
 
 from purgatory._core.arguments import describe, printable, require_drain, require_exception
-from purgatory._core.closing import cancel_key, close, in_batches, open_again
+from purgatory._core.closing import cancel_watching, close, open_again
 from purgatory._core.conditions import (
     NO_VALUE,
     Condition,
@@ -477,7 +477,7 @@ class Purgatory(Home, Generic[Op]):
         cancelled, it stops there.
         """
         self._bind("cancel what watches {}", key)
-        return cast("list[Op]", await in_batches(cancel_key(self, key)))
+        return cast("list[Op]", await cancel_watching(self, (key,)))
 
     def fail(self, key: Hashable, exception: BaseException) -> int:
         """Ends the operations that watch `key`, whatever else they watch; tasks that await one get
