@@ -40,7 +40,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple, final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from purgatory import RelayUnavailable
+from purgatory import RelayUnavailable, timeout
 from purgatory.relay._address import require_address, single_addresses, without_password
 from purgatory.relay._connection import Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN
@@ -62,6 +62,10 @@ from purgatory.relay._store import (
     current,
     refuse_connection,
 )
+
+INFO_TIMEOUT: Final = 2.0
+"""Seconds without an answer after which a stream counts as offline: of a server that was killed, the
+others say so only minutes later."""
 
 MAX_ROWS_PER_READ: Final = 500
 """Limit of changes per read."""
@@ -266,7 +270,11 @@ class NatsStore:
     async def _make_stream(self, link: NatsLink, wanted: dict[str, Any]) -> None:
         """Creates a stream, unless it exists."""
         stream = wanted["name"]
-        answer = await self._ask(link, f"STREAM.INFO.{stream}")
+        try:
+            async with timeout(INFO_TIMEOUT):
+                answer = await self._ask(link, f"STREAM.INFO.{stream}")
+        except TimeoutError:
+            answer = {"error": {"err_code": OFFLINE}}
         if answer.get("error", {}).get("err_code") == NO_STREAM:
             first = time.time_ns() // 1_000
             answer = await self._ask(link, f"STREAM.CREATE.{stream}", **wanted, first_seq=first)
@@ -275,7 +283,7 @@ class NatsStore:
             return
         if code == OFFLINE:
             raise NotWritten(
-                f"its stream {stream} is offline, because the servers with it are down; "
+                f"its stream {stream} is offline: the servers with it are down, or have no leader; "
                 "`?replicas=3` in the address puts a new stream on three servers"
             )
         if code == NEEDS_MAX_BYTES:

@@ -1,11 +1,13 @@
 """A connection to NATS. `_nats.NatsStore` opens a new one after it has ended."""
 
-from asyncio import Future, Task, create_task, get_running_loop, wait
+from asyncio import Future, Task, create_task, get_running_loop, open_connection, wait
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, final
 
 from purgatory._core.errors import how_to_install
+from purgatory._core.timeouts import timeout
 
 try:
     from nats.aio.client import Client
@@ -20,6 +22,9 @@ __all__ = ["SEQUENCE", "Error", "Msg", "NatsLink"]
 REPEAT_AFTER: Final = 0.5
 """Seconds without an answer after which a request is sent again; a cluster without a leader drops
 requests."""
+
+LAST_WORDS_TIMEOUT: Final = 0.5
+"""Seconds within which a server that has closed a connection says why."""
 
 SEQUENCE: Final = "Nats-Sequence"
 """Header with the sequence number of a stored message in its stream."""
@@ -89,10 +94,26 @@ class NatsLink:
             connecting.cancel()
             await wait([connecting])
             await link.close()
-            if isinstance(error, Error) and link._error is not None:
+            if isinstance(error, OSError):
+                await link._hear_why()
+            if isinstance(error, (Error, OSError)) and link._error is not None:
                 raise link._error from error  # the cause
             raise
         return link
+
+    async def _hear_why(self) -> None:
+        """Why the server closes a new connection, as beyond its `max_connections`. Its words may be
+        lost with it, so another one listens, and does not speak."""
+        with suppress(Exception):
+            server: Any = self._client._current_server
+            async with timeout(LAST_WORDS_TIMEOUT):
+                reader, writer = await open_connection(server.uri.hostname, server.uri.port)
+                try:
+                    while line := await reader.readline():
+                        if line.startswith(b"-ERR"):
+                            self._error = Error(line[4:].decode(errors="replace").strip(" '\r\n"))
+                finally:
+                    writer.close()
 
     async def _on_error(self, error: Exception) -> None:
         self._error = error

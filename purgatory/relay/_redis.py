@@ -24,7 +24,7 @@ refuses the scripts, and its subscribers still receive what the new one publishe
 import re
 from asyncio import StreamReader, gather
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from json import dumps, loads
@@ -68,9 +68,8 @@ REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't",
 ASK_TIMEOUT: Final = 1.0
 """Seconds within which a node or a Sentinel must answer, if there are others to ask."""
 
-LAST_WORDS_TIMEOUT: Final = 0.1
-"""Seconds within which the last words of a server that has closed a connection are read; they have
-arrived before the end."""
+LAST_WORDS_TIMEOUT: Final = 0.5
+"""Seconds within which a server that has closed a connection says why."""
 
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
@@ -79,14 +78,16 @@ MAX_ROWS_PER_READ: Final = 5_000
 
 
 class TellingConnection:
-    """Makes the server's last words the error if it has closed the connection, as beyond its
-    `maxclients`. Its place is before a class of connections."""
+    """Makes the server's words the error if it closes a new connection, as beyond its `maxclients`.
+    They may be lost with it, so it is opened again, and listens before it speaks. Its place is before
+    a class of connections."""
 
     _reader: StreamReader | None
+    _connect: Callable[[], Awaitable[None]]
+    disconnect: Callable[..., Awaitable[None]]
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
         """Sends a command."""
-        reader = self._reader
         sending: Any = super()  # of the class that this is put before
         try:
             await sending.send_packed_command(*arguments, **options)
@@ -94,7 +95,10 @@ class TellingConnection:
             words = b""
             with suppress(Exception):
                 async with timeout(LAST_WORDS_TIMEOUT):
-                    words = await reader.readline() if reader else b""
+                    await self._connect()
+                    words = await self._reader.readline() if self._reader else b""
+            with suppress(Exception):
+                await self.disconnect(nowait=True)
             if words.startswith(b"-"):
                 raise LostConnection(words[1:].decode(errors="replace").strip()) from error
             raise
