@@ -729,7 +729,8 @@ static PyMemberDef op_members[] = { /* from 3.12 on a `__weakref__` in Python ta
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Operation, weakrefs), READONLY, NULL}, {0}};
 #define ATTRIBUTE(name, which) {name, op_get, op_set, NULL, (void *)(size_t)which}
 static PyGetSetDef op_getset[] = {
-    {"_op_home", op_get_home, op_set, NULL, (void *)(size_t)HOME}, ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_keys", KEYS),
+    {"_op_home", op_get_home, op_set, NULL, (void *)(size_t)HOME},
+    ATTRIBUTE("_op_state", STATE), ATTRIBUTE("_op_timeout", TIMEOUT), ATTRIBUTE("_op_keys", KEYS),
     ATTRIBUTE("_op_result", RESULT), ATTRIBUTE("_op_owner", OWNER),
     ATTRIBUTE("_op_waiters", WAITERS), ATTRIBUTE("_op_record", RECORD), {0}};
 static PyType_Slot op_slots[] = {
@@ -1288,7 +1289,8 @@ static int try_once(State *st, PyObject *operation, PyObject *key, PyObject *cau
     int failed = try_complete(st, operation), recorded = 0;
     if (!failed) recorded = record_try(st, operation, key, cause);
     failed = failed || recorded < 0;
-    if (!failed && is_last) failed = claim(st, operation, OP(operation)->home, EXPIRED, st->DEADLINE) < 0;
+    if (!failed && is_last)
+        failed = claim(st, operation, OP(operation)->home, EXPIRED, st->DEADLINE) < 0;
     if (IS(operation, PENDING)) return failed ? -1 : recorded;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     failed = finish_steps(st, operation);
