@@ -14,15 +14,22 @@ import time
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from helpers import Probe
-
 import purgatory as library
 from benchmarks import harness
 from benchmarks.harness import LoopName, Row, positive, run_on
-from purgatory import COMPILED, Purgatory
+from purgatory import COMPILED, DelayedOperation, Purgatory
 
 AT_ONCE = 100
 """Rounds of work between two looks at the clock."""
+
+
+class Request(DelayedOperation[None]):
+    """An operation with a flag as its condition."""
+
+    __slots__ = ("ready",)
+
+    def try_complete(self) -> bool:
+        return self.ready and self.force_complete()
 
 
 async def complete() -> Callable[[], Awaitable[None]]:
@@ -31,7 +38,9 @@ async def complete() -> Callable[[], Awaitable[None]]:
 
     async def work() -> None:
         for key in range(AT_ONCE):
-            purgatory.try_complete_else_watch(operation := Probe(30.0), (key,))
+            operation = Request(30.0)
+            operation.ready = False
+            purgatory.try_complete_else_watch(operation, (key,))
             operation.ready = True
             purgatory.check_and_complete(key)
         await asyncio.sleep(0)
