@@ -9,9 +9,9 @@ import argparse
 import asyncio
 import os
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import purgatory as library
@@ -96,29 +96,25 @@ WORK = {"complete": complete, "receive": receive, "asyncio": by_future, "timeout
 
 
 def rounds(name: str, loop: LoopName, threads: int, seconds: float) -> float:
-    """Rounds a second of so many threads together."""
-    counts: list[int] = []
+    """Rounds a second, of all threads together."""
 
-    async def repeat() -> None:
+    async def repeat() -> int:
         work, count, end = await WORK[name](), 0, time.monotonic() + seconds
         while time.monotonic() < end:
             await work()
             count += AT_ONCE
-        counts.append(count)
+        return count
 
     begun = time.monotonic()
-    workers = [threading.Thread(target=run_on, args=(loop, repeat())) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(counts) / (time.monotonic() - begun)
+    with ThreadPoolExecutor(threads) as executor:
+        counts = [executor.submit(run_on, loop, repeat()) for _ in range(threads)]
+    return sum(count.result() for count in counts) / (time.monotonic() - begun)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_loop(parser)
     parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="median of N")
-    text = "threads beside one (default: the cores)"
+    text = "compared with one (default: the number of cores)"
     parser.add_argument("--threads", type=positive, default=os.cpu_count(), help=text)
 
 
@@ -127,11 +123,11 @@ def run(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     for loop in harness.loops(options):
         for name in WORK:
-            found: dict[int, list[float]] = {1: [], options.threads: []}
-            for _ in range(options.rounds):
-                for threads, rates in found.items():
-                    rates.append(rounds(name, loop, threads, seconds))
-            one, many = (median(rates) for rates in found.values())
+            pairs = [
+                [rounds(name, loop, threads, seconds) for threads in (1, options.threads)]
+                for _ in range(options.rounds)
+            ]
+            one, many = map(median, zip(*pairs, strict=True))
             row: Row = {"work": name, "loop": loop, "1 thread, /s": one}
             row[f"{options.threads} threads, /s"] = many
             row["ratio"] = many / one

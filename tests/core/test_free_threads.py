@@ -9,6 +9,7 @@ import sys
 import threading
 from asyncio import InvalidStateError
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -37,22 +38,11 @@ def threads_change_often():
 
 
 def run_all(*functions):
-    """Calls each function in a thread of its own, and raises their first exception."""
-    errors = []
-
-    def run(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    """Calls each function in a thread of its own, and raises the first exception."""
+    with ThreadPoolExecutor(len(functions)) as executor:
+        calls = [executor.submit(function) for function in functions]
+    for call in calls:
+        call.result()
 
 
 class Server:
@@ -126,7 +116,7 @@ class Server:
 
 
 def obey(server):
-    """Does what is ordered."""
+    """Carries out orders of its clients."""
     purgatory, thresholds = server.purgatory, server.thresholds
     with suppress(Empty):
         for _ in range(20):
@@ -221,7 +211,7 @@ def test_wrong_calls_of_live_operations_are_harmless(read):
 
 
 @pytest.mark.skipif(not COMPILED, reason="in plain Python two threads may find an operation new")
-def test_operation_has_one_home_though_two_loops_watch_it():
+def test_operation_of_two_loops_has_one_home():
     operations = [Probe(LIMIT) for _ in range(300 * THOROUGHNESS)]
     together, won = threading.Barrier(2), Counter()
 
