@@ -12,10 +12,13 @@ and translates the errors of the client.
 from asyncio import Lock, Task, gather, get_running_loop
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar, final
+from typing import Final, Generic, Protocol, TypeVar, final
 
 from purgatory import RelayUnavailable
 from purgatory.relay._store import NotWritten
+
+LAST_WORDS_TIMEOUT: Final = 0.5
+"""Seconds within which a server that has closed a connection says why."""
 
 C = TypeVar("C")
 

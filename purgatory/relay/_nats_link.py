@@ -8,6 +8,7 @@ from typing import Any, Final, final
 
 from purgatory._core.errors import how_to_install
 from purgatory._core.timeouts import timeout
+from purgatory.relay._connection import LAST_WORDS_TIMEOUT
 
 try:
     from nats.aio.client import Client
@@ -22,9 +23,6 @@ __all__ = ["SEQUENCE", "Error", "Msg", "NatsLink"]
 REPEAT_AFTER: Final = 0.5
 """Seconds without an answer after which a request is sent again; a cluster without a leader drops
 requests."""
-
-LAST_WORDS_TIMEOUT: Final = 0.5
-"""Seconds within which a server that has closed a connection says why."""
 
 SEQUENCE: Final = "Nats-Sequence"
 """Header with the sequence number of a stored message in its stream."""

@@ -50,7 +50,7 @@ except ImportError as error:
 from purgatory import RelayUnavailable, timeout
 from purgatory.relay import _redis_scripts as lua
 from purgatory.relay._address import hosts_of, require_address, without_options, without_password
-from purgatory.relay._connection import Connection
+from purgatory.relay._connection import LAST_WORDS_TIMEOUT, Connection
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 from purgatory.relay._store import (
@@ -67,9 +67,6 @@ REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't",
 
 ASK_TIMEOUT: Final = 1.0
 """Seconds within which a node or a Sentinel must answer, if there are others to ask."""
-
-LAST_WORDS_TIMEOUT: Final = 0.5
-"""Seconds within which a server that has closed a connection says why."""
 
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
