@@ -66,7 +66,7 @@
     X(look_if_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
     X(cancelled) X(_op_finish) X(_op_is_decided) X(run_queue) X(continue_later) X(perform) \
     X(_op_validated) X(_may_wait) X(_undo_watch) X(_check_later) X(_check_key) \
-    X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(key_checked) X(_failed) X(exception) X(monotonic) \
+    X(_count_missed_trigger) X(_op_is_asynchronous) X(_op_kind) X(operation_ended) X(_failed) X(exception) X(monotonic) \
     X(__asyncio_running_event_loop__)
 
 /* name in C, least and most positional arguments (with `self`), name in Python */
@@ -1276,7 +1276,7 @@ static int record_try(State *st, PyObject *operation, PyObject *key, PyObject *c
 
 /* operation.try_once(operation, key, cause, is_last): 0, or UNCOUNTED; `operation` has the right
    type */
-static int try_once(State *st, PyObject *operation, PyObject *key, PyObject *cause, int is_last) {
+static int try_current(State *st, PyObject *operation, PyObject *key, PyObject *cause, int is_last) {
     PyObject *owner = GET_RARE(operation, OWNER), *left = NULL;
     if (owner != NULL) {
         Py_INCREF(owner);
@@ -1295,6 +1295,15 @@ static int try_once(State *st, PyObject *operation, PyObject *key, PyObject *cau
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
     failed = finish_steps(st, operation);
     return error != NULL ? raise_again(error) : failed ? -1 : recorded;
+}
+static int try_once(State *st, PyObject *dispatcher, PyObject *operation, PyObject *key,
+    PyObject *cause, int is_last) {
+    PyObject *interrupted = get(AT(dispatcher, Dispatcher, current));
+    PUT(dispatcher, Dispatcher, current, operation);
+    int tried = try_current(st, operation, key, cause, is_last);
+    PUT(dispatcher, Dispatcher, current, interrupted);
+    Py_DECREF(interrupted);
+    return tried;
 }
 
 /* ---- the dispatcher */
@@ -1351,10 +1360,8 @@ static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED
         || PyDict_GET_SIZE(AT(purgatory, Home, _checks))) return PASS;
     PyObject *keys = Py_NewRef(keys_watched(st, operation)), *result = NULL;
     Py_INCREF(dispatcher); Py_INCREF(purgatory);
-    PUT(dispatcher, Dispatcher, current, operation);
-    int failed = try_once(st, operation, st->NO_KEY, st->DEADLINE, 1) < 0;
+    int failed = try_once(st, dispatcher, operation, st->NO_KEY, st->DEADLINE, 1) < 0;
     PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
-    PUT(dispatcher, Dispatcher, current, Py_None);
     if (has_work(st, dispatcher)) failed = done(CALL0(dispatcher, continue_later));
     if (error != NULL) failed = raise_again(error);
     if (!failed && IS(operation, COMPLETED)) {
@@ -1571,20 +1578,14 @@ out:
     return result;
 }
 
-/* observers.Notifier.key_checked, of a check with one operation */
+/* home.Home._notify_check, of a check with one operation */
 static int notify_check(State *st, PyObject *purgatory, PyObject *key, int completed) {
     PyObject *notifier = AT(purgatory, Home, _notifier);
     if (!is_a(notifier, st->Notifier)) return 0;
     PyObject *observers = AT(notifier, Notifier, _check_observers);
     if (observers != NULL && PyList_CheckExact(observers) && PyList_GET_SIZE(observers) == 0)
         return 0;
-    PyObject *tried = PyLong_FromLong(1), *number = PyLong_FromLong(completed);
-    Py_INCREF(notifier);
-    int failed = tried == NULL || number == NULL
-        || done(CALL(notifier, key_checked, key, tried, number));
-    Py_DECREF(notifier);
-    Py_XDECREF(tried); Py_XDECREF(number);
-    return failed ? -1 : 0;
+    return done(PyObject_CallMethod(purgatory, "_notify_check", "Oii", key, 1, completed));
 }
 
 /* purgatory.Purgatory.check_and_complete(self, key) */
@@ -1608,8 +1609,8 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
         result = CALL(purgatory, _check_key, key);
     } else {
         long long before = PyLong_AsLongLong(AT(dispatcher, Dispatcher, completed));
-        PUT(dispatcher, Dispatcher, current, operation);
-        int tried = try_once(st, operation, key, st->KEY, 0), completed = IS(operation, COMPLETED);
+        int tried = try_once(st, dispatcher, operation, key, st->KEY, 0);
+        int completed = IS(operation, COMPLETED);
         int failed = tried < 0 || (tried != UNCOUNTED && notify_check(st, purgatory, key, completed));
         if (leave_hook(st, dispatcher, failed) == 0)
             result = PyLong_FromLongLong(completed - before
@@ -1637,8 +1638,7 @@ static PyObject *check_try_untried(Twin *self, PyObject *const *a, Py_ssize_t Py
         spent++;
         if (IS(operation, PENDING)) {
             PyObject *keys = Py_NewRef(keys_watched(st, operation));
-            PUT(dispatcher, Dispatcher, current, operation);
-            int tried = try_once(st, operation, key, st->KEY, 0);
+            int tried = try_once(st, dispatcher, operation, key, st->KEY, 0);
             failed = tried < 0 || (!tried && ADD(check, KeyCheck, _tries, 1));
             if (!failed && !IS(operation, PENDING) && PyTuple_CheckExact(keys)) {
                 PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, keys);
@@ -1722,7 +1722,7 @@ static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize
             PyObject *slot = PyObject_GetAttrString(args[0], fields[j].name);
             if (slot == NULL) PyErr_Clear();
             PyMemberDef *member = slot != NULL && Py_IS_TYPE(slot, &PyMemberDescr_Type)
-                && PyDescr_TYPE(slot) == (PyTypeObject *)args[0]
+                && PyType_IsSubtype((PyTypeObject *)args[0], PyDescr_TYPE(slot))
                 ? ((PyMemberDescrObject *)slot)->d_member : NULL;
             int is_slot = member != NULL && member->type == T_OBJECT_EX;
             if (is_slot) *(Py_ssize_t *)((char *)st + fields[j].at) = member->offset;

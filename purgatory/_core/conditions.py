@@ -312,9 +312,8 @@ def _end_run(home: Home, condition: Condition[Any], cause: Cause, key: Any) -> N
             home._count_missed_trigger(condition, keys_of(keys))
     elif record is not None:
         record.failed_tries += 1
-    notifier = home._notifier
-    if notifier is not None and key is not NO_KEY:
-        home._dispatcher.perform(lambda _: notifier.key_checked(key, 1, int(is_true)))
+    if key is not NO_KEY:
+        home._notify_check(key, 1, int(is_true))
 
 
 def end_error(condition: Condition[Any], timeout: float | None) -> BaseException:

@@ -68,16 +68,13 @@ class Dispatcher:
         if self.current is not None:
             self.defer(work)
             return
-        self.current = work
+        self.current, left = work, 0  # nothing else follows at once if it raises
         try:
-            steps = work(MAX_PER_ITERATION) or 1
-        except BaseException:
+            left = MAX_PER_ITERATION - (work(MAX_PER_ITERATION) or 1)
+        finally:
             self.current = None
-            self.continue_later()
-            raise
-        self.current = None
-        if self.queue:
-            self.run_queue(MAX_PER_ITERATION - steps)
+            if self.queue:
+                self.run_queue(left)
 
     def run_queue(self, budget: int = MAX_PER_ITERATION) -> int:
         """Does work for up to `budget` steps, unless the next iteration of the loop continues.
@@ -85,19 +82,8 @@ class Dispatcher:
         Returns:
             How many operations checks have completed.
         """
-        return 0 if self._continuation_scheduled else self._run_queue(budget)
-
-    def continue_later(self) -> None:
-        """Has the rest done in the next iteration of the loop."""
-        if self.queue and not self._continuation_scheduled and not self._loop.is_closed():
-            self._loop.call_soon(self._continue, context=Context())
-            self._continuation_scheduled = True
-
-    def _continue(self) -> None:
-        self._continuation_scheduled = False
-        self._run_queue(MAX_PER_ITERATION)
-
-    def _run_queue(self, budget: int) -> int:
+        if self._continuation_scheduled:
+            return 0
         queue, before = self.queue, self.completed
         try:
             while queue and budget > 0:
@@ -108,6 +94,16 @@ class Dispatcher:
             self.current = None
             self.continue_later()
         return self.completed - before
+
+    def continue_later(self) -> None:
+        """Has the rest done in the next iteration of the loop."""
+        if self.queue and not self._continuation_scheduled and not self._loop.is_closed():
+            self._loop.call_soon(self._continue, context=Context())
+            self._continuation_scheduled = True
+
+    def _continue(self) -> None:
+        self._continuation_scheduled = False
+        self.run_queue()
 
 
 def dispatcher_of(loop: Any) -> Dispatcher:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, Future, Task
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from purgatory._core import logs
@@ -233,6 +234,11 @@ class Home(ABC):
             if key in self._checks:
                 return key
         return NO_KEY
+
+    def _notify_check(self, key: Hashable, tried: int, completed: int) -> None:
+        """Notifies observers of a check; now, or when the running hook has returned."""
+        if self._notifier is not None:
+            self._dispatcher.perform(partial(self._notifier.key_checked, key, tried, completed))
 
     def _count_missed_trigger(self, operation: OperationSlots, keys: tuple[Hashable, ...]) -> None:
         """Counts, keeps and logs that only the last try has completed an operation."""

@@ -18,26 +18,26 @@ idle, and the loop wakes at most 250 times a second, however many ids are tracke
 there are few.
 
 A loop that was held up may call its timers before it reads its sockets. So ids that expired during
-a stall are looked at once more, three iterations later: uvloop reads after its timers, and a task
-that awaits a stream runs another iteration later. What was touched by then is still tracked.
+a stall are looked at in three more iterations: uvloop reads after its timers,
+and a task that awaits a stream runs another iteration later. What was touched by then is still
+tracked.
 
 Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
 activity.
 """
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import ceil, inf
-from typing import Any, Final, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 
 from purgatory._core.arguments import describe, printable, seconds
 from purgatory._core.dispatcher import dispatcher_of
-from purgatory._core.errors import PurgatoryClosed
-from purgatory._core.loop import UNBOUND, LoopTimingWheel, report, running_loop
+from purgatory._core.loop import UNBOUND, report, running_loop
 from purgatory._core.observers import Cause, Ended, Notifier, Observer, observers_of
 from purgatory._core.states import EXPIRED
 from purgatory._core.wheel import TickClock, TimerEntry
+from purgatory._core.wheel_timer import OwnWheel
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -49,7 +49,7 @@ STALL: Final = 0.004
 """Seconds by which the loop is late when it was held up; uvloop's clock has milliseconds."""
 
 GRACE: Final = 3
-"""Iterations of the loop until ids that expired during a stall are looked at again."""
+"""How often an id that expired during a stall is looked at again, once in an iteration."""
 
 MAX_WHEEL_SIZE: Final = 8192
 """If the finest level covered the whole timeout, no entry would cascade, but a few ids would each
@@ -58,13 +58,19 @@ have a bucket of their own, with a timer of the loop. With this maximum they sha
 
 @final
 class _TrackedId(TimerEntry):
-    """The entry of an id."""
+    """The entry of an id.
 
-    __slots__ = ("key", "tracker")
+    Attributes:
+        grace: after a stall in which the id became idle: when that was, when it was last looked at,
+            and how often that will be repeated.
+    """
+
+    __slots__ = ("grace", "key", "tracker")
 
     def __init__(self, tracker: "IdleTracker[Any]", key: Any) -> None:
         self.tracker = tracker
         self.key = key
+        self.grace = (0.0, -inf, 0)
         self._timer_bucket = None
 
     def _timer_expired(self) -> None:
@@ -72,7 +78,7 @@ class _TrackedId(TimerEntry):
 
 
 @final
-class IdleTracker(Generic[Id]):
+class IdleTracker(OwnWheel, Generic[Id]):
     """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
 
     `on_idle` is called once, from the loop and in an empty context: never early by the loop's
@@ -120,19 +126,13 @@ class IdleTracker(Generic[Id]):
             tick = max(MIN_TICK, min(timeout / TICKS_PER_TIMEOUT, MAX_TICK))
         ticks_ahead = timeout * TickClock(tick).rate
         wheel_size = MAX_WHEEL_SIZE if ticks_ahead > MAX_WHEEL_SIZE else ceil(ticks_ahead) + 2
-        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
-        self._wheel = self._loop_wheel.wheel
+        super().__init__(f"the idle tracker {name!r}", tick, wheel_size)
         self._on_idle = on_idle
         self._timeout = timeout
         self._entries: dict[Id, _TrackedId] = {}
-        self._late: deque[_TrackedId] = deque()
-        """Entries that expired during a stall, in this iteration of the loop; in no bucket."""
-        self._closed = False
         self._name = name
         observers = observers_of(observer)
         self._notifier = Notifier(name, observers, self._report) if observers else None
-        self._loop = self._loop_wheel.loop
-        self._time = self._loop_wheel.time
 
     def touch(self, id: Id) -> None:  # noqa: A002 - there is no better word for it
         """Records activity of `id`; an unknown id is tracked from now on.
@@ -181,20 +181,8 @@ class IdleTracker(Generic[Id]):
             WrongLoop: called from another loop or thread than the tracker's, while that loop is
                 open.
         """
-        loop_wheel = self._loop_wheel
-        if loop_wheel.is_bound and not loop_wheel.loop.is_closed():
-            loop_wheel.bind("close {}", self)
-        self._closed = True
-        self._loop = UNBOUND  # so that the next touch calls `_bind`
-        loop_wheel.clear()
+        self._close()
         self._entries.clear()
-
-    def __enter__(self) -> Self:
-        self._closed = False
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Id]:
         """The tracked ids in the order of their first touches. Ids may be touched and removed
@@ -214,47 +202,20 @@ class IdleTracker(Generic[Id]):
         state = "closed" if self._closed else f"tracked={len(self)}"
         return f"<IdleTracker timeout={self._timeout} tick={self._wheel.clock.tick} {state}>"
 
-    def _bind(self, action: str, id: Id) -> None:  # noqa: A002
-        """Binds the tracker to the running loop, or raises the error that forbids it."""
-        if self._closed:
-            raise PurgatoryClosed(
-                f"cannot {action.format(describe(id))}: the idle tracker {self._name!r} is closed"
-            )
-        self._loop_wheel.bind(action, id, len(self._entries))
-        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
-
     def _expire(self, entry: _TrackedId) -> None:
         """Drops an id that became idle, or after a stall looks at it again later."""
-        clock = self._wheel.clock
-        due = clock.instant(clock.due_tick(entry._timer_deadline))
-        if self._time() - due <= STALL:
-            self._drop(entry)
-            return
-        if not self._late:
-            self._loop_wheel.loop.call_soon(self._look_again, self._late, GRACE)
-        self._late.append(entry)
+        now, deadline, clock = self._time(), entry._timer_deadline, self._wheel.clock
+        idle_at, look, looks = entry.grace
+        if deadline != look:  # it has not been looked at since its last touch
+            is_late = now - clock.instant(clock.due_tick(deadline)) > STALL
+            idle_at, looks = deadline, GRACE if is_late else 0
+        if looks:
+            entry.grace = idle_at, now, looks - 1
+            self._wheel.add(entry, now, now)  # which is due in the next iteration of the loop
+        else:
+            self._drop(entry, idle_at)
 
-    def _look_again(self, late: deque[_TrackedId], iterations: int) -> None:
-        """Drops the late ids that are not touched within `iterations` more."""
-        if late is self._late:
-            self._late = deque()
-        if iterations > 1:
-            self._loop_wheel.loop.call_soon(self._look_again, late, iterations - 1)
-            return
-        try:
-            while late:
-                entry, now = late.popleft(), self._time()
-                if self._entries.get(entry.key) is not entry:
-                    continue  # removed
-                if entry._timer_deadline > now:
-                    self._wheel.add(entry, entry._timer_deadline, now)
-                else:
-                    self._drop(entry)
-        finally:
-            if late:  # `on_idle` has raised SystemExit
-                self._loop_wheel.loop.call_soon(self._look_again, late, 1)
-
-    def _drop(self, entry: _TrackedId) -> None:
+    def _drop(self, entry: _TrackedId, idle_at: float) -> None:
         """Forgets an id that became idle, and calls `on_idle`."""
         id_, loop = entry.key, self._loop_wheel.loop
         del self._entries[id_]
@@ -265,14 +226,14 @@ class IdleTracker(Generic[Id]):
         except BaseException as error:
             self._report(f"on_idle({describe(id_)}) raised", error)
         if self._notifier is not None:
-            dispatcher_of(loop).perform(partial(self._notify, self._notifier, entry))
+            dispatcher_of(loop).perform(partial(self._notify, self._notifier, entry, idle_at))
 
-    def _notify(self, notifier: Notifier, entry: _TrackedId, _: int) -> None:
+    def _notify(self, notifier: Notifier, entry: _TrackedId, idle_at: float, _: int) -> None:
         """Notifies of an id that became idle."""
         timeout = self._timeout
         notifier.ended(
             Ended(
-                self._name, "id", (entry.key,), entry._timer_deadline - timeout, self._time(),
+                self._name, "id", (entry.key,), idle_at - timeout, self._time(),
                 None if timeout == inf else timeout, EXPIRED, Cause.DEADLINE, None, 1, False, None,
                 id(entry),
             )

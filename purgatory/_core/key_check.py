@@ -11,7 +11,7 @@ bounded amount per iteration of the loop.
 """
 
 from collections.abc import Hashable
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from typing import final
 
 from purgatory._core.home import Home
@@ -32,7 +32,7 @@ class KeyCheck:
         "_context",
         "_has_begun",
         "_home",
-        "_recheck_context",
+        "_recheck",
         "_tries",
         "key",
     )
@@ -40,17 +40,13 @@ class KeyCheck:
     def __init__(self, home: Home, key: Hashable) -> None:
         self._home = home
         self.key = key
-        self._begin(copy_context())
-
-    def _begin(self, context: Context) -> None:
-        """Prepares a check in which no operation has been tried yet, in the context of the code
-        that requested it."""
-        self._context = context
+        self._context = copy_context()
+        """Of the code that requested it."""
         self._has_begun = False
         self._tries = self._completed = 0
         """Operations that were tried, and that were completed."""
-        self._recheck_context: Context | None = None
-        """The context of the code that requested a recheck."""
+        self._recheck: KeyCheck | None = None
+        """The check that follows this one."""
 
     def defer(self) -> None:
         """Queues the check in the dispatcher."""
@@ -58,8 +54,8 @@ class KeyCheck:
 
     def request_recheck(self) -> None:
         """Requests a check of the key: this one, or if it has begun, once more."""
-        if self._has_begun and self._recheck_context is None:
-            self._recheck_context = copy_context()
+        if self._has_begun and self._recheck is None:
+            self._recheck = KeyCheck(self._home, self.key)
 
     def run(self, budget: int) -> int:
         """Tries operations for up to `budget` steps, and queues itself again if there are more.
@@ -70,7 +66,6 @@ class KeyCheck:
             if operations is not None:
                 spent = self._try_untried(operations, budget)
         finally:
-            self._home._dispatcher.current = self
             operations = by_key.listed(self.key)
             if operations is not None and operations.has_untried():
                 self.defer()
@@ -90,7 +85,6 @@ class KeyCheck:
             spent += 1
             if operation._op_state is PENDING:
                 keys = operation._op_keys
-                dispatcher.current = operation
                 self._tries += try_once(operation, self.key, KEY)
                 if operation._op_state is not PENDING:
                     spent += steps_to_leave(keys) - 1
@@ -100,13 +94,13 @@ class KeyCheck:
         return spent
 
     def _end(self, operations: WatchList | None) -> None:
-        tries, completed, home = self._tries, self._completed, self._home
+        home = self._home
         if operations is not None:
             operations.rewind()
-        if self._recheck_context is not None:
-            self._begin(self._recheck_context)
-            self.defer()
+        if self._recheck is not None:
+            home._checks[self.key] = self._recheck
+            self._recheck.defer()
         else:
             home._checks.pop(self.key, None)
-        if tries and home._notifier is not None:
-            home._notifier.key_checked(self.key, tries, completed)
+        if self._tries and home._notifier is not None:
+            home._notifier.key_checked(self.key, self._tries, self._completed)

@@ -215,19 +215,11 @@ class Notifier:
 
     def started(self, operation: Any) -> None:
         """Notifies of an operation that starts to wait, or has ended at its first try."""
-        for observer in self._start_observers:
-            try:
-                observer.operation_started(operation)
-            except BaseException as error:
-                self._failed("operation_started", observer, error)
+        self._notify(self._start_observers, "operation_started", operation)
 
     def ended(self, ended: Ended) -> None:
         """Notifies of an operation that has ended."""
-        for observer in self._observers:
-            try:
-                observer.operation_ended(ended)
-            except BaseException as error:
-                self._failed("operation_ended", observer, error)
+        self._notify(self._observers, "operation_ended", ended)
 
     def operation_ended(self, operation: Observed, record: Record, now: float) -> None:
         """Notifies of an operation of a purgatory that has ended and been answered."""
@@ -246,13 +238,22 @@ class Notifier:
             ))
         )  # fmt: skip
 
-    def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
+    def key_checked(
+        self,
+        key: Hashable,
+        tried: int,
+        completed: int,
+        budget: int = 0,  # noqa: ARG002 - it takes one step
+    ) -> None:
         """Notifies of a check that found waiters, if an observer wants checks."""
-        for observer in self._check_observers:
+        self._notify(self._check_observers, "key_checked", key, tried, completed)
+
+    def _notify(self, observers: Sequence[Any], method: str, *facts: object) -> None:
+        for observer in observers:
             try:
-                observer.key_checked(key, tried, completed)
+                getattr(observer, method)(*facts)
             except BaseException as error:
-                self._failed("key_checked", observer, error)
+                self._failed(method, observer, error)
 
     def _failed(self, method: str, observer: Observer, error: BaseException) -> None:
         self._report(f"{method} of {describe(observer)} raised", error)

@@ -278,8 +278,8 @@ else:
 
 
 def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = False) -> bool:
-    """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
-    it has ended.
+    """Tries a watched operation, as the `current` one of the dispatcher, and finishes it if it has
+    ended.
 
     Args:
         operation: a pending one.
@@ -293,6 +293,8 @@ def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = 
         it has ended.
     """
     record, is_counted = operation._op_record, True
+    dispatcher: Dispatcher = operation._op_home._dispatcher  # type: ignore[union-attr]  # it has one
+    interrupted, dispatcher.current = dispatcher.current, operation
     try:
         if operation._op_owner is None or not owner_has_left(operation):
             try:
@@ -305,8 +307,11 @@ def try_once(operation: Operation, key: Hashable, cause: Cause, is_last: bool = 
             if is_last:
                 claim(operation, operation._op_home, EXPIRED, DEADLINE)
     finally:
-        if operation._op_state is not PENDING and cause is not FIRST_TRY:
-            finish(operation)
+        try:
+            if operation._op_state is not PENDING and cause is not FIRST_TRY:
+                finish(operation)
+        finally:
+            dispatcher.current = interrupted
     return is_counted
 
 
@@ -325,11 +330,9 @@ def expire(operation: Operation) -> int:
     dispatcher, keys = home._dispatcher, operation._op_keys
     queued = home._queue_from_threads(home._inbox.take()) if home._inbox else 0
     key = home._key_being_checked(keys) if home._checks else NO_KEY
-    dispatcher.current = operation
     try:
         try_once(operation, key, DEADLINE if key is NO_KEY else KEY, is_last=True)
     finally:
-        dispatcher.current = None
         # More operations may be due in this iteration, so work caused by the hooks waits for the
         # next iteration.
         dispatcher.continue_later()

@@ -202,18 +202,18 @@ class Purgatory(Home, Generic[Op]):
         if kind is WatchList or operation._op_state is not PENDING:
             return self._check_key(key)
 
-        dispatcher.current = operation
+        before = dispatcher.completed
         try:
             is_counted = try_once(operation, key, KEY)
-            completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
-            if is_counted and self._notifier is not None:
-                self._notifier.key_checked(key, 1, completed)
         except BaseException:
-            dispatcher.current = None
             dispatcher.continue_later()
             raise
-        dispatcher.current = None
-        return completed + dispatcher.run_queue() if dispatcher.queue else completed
+        completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
+        if is_counted and self._notifier is not None:
+            self._notify_check(key, 1, completed)
+        if dispatcher.queue:
+            dispatcher.run_queue()
+        return completed + dispatcher.completed - before
 
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name
 

@@ -452,10 +452,9 @@ class ThresholdPurgatory(Generic[K, V]):
         """Ends the next `budget` of decided waiters; returns their number."""
         dispatcher, number = self._waits._dispatcher, min(len(decided), budget)
         for _ in range(number):
-            dispatcher.current = waiter = decided.popleft()
+            waiter = decided.popleft()
             assert waiter.end is not None
             waiter.end(waiter)
-            waiter._op_finish()
         if decided:
             rest = partial(self._answer, decided)
             dispatcher.queue.appendleft((rest, copy_context()))  # before later waits
@@ -484,6 +483,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
 def _complete(waiter: _Wait) -> None:
     claim(waiter, waiter._op_home, COMPLETED, KEY, waiter.key)
+    waiter._op_finish()
 
 
 def _wait(key: object, threshold: object) -> str:

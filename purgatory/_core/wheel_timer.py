@@ -1,5 +1,7 @@
-"""`WheelTimer`: `loop.call_later` for a hundred thousand timers of which few ever fire."""
+"""`WheelTimer`: `loop.call_later` for a hundred thousand timers of which few ever fire; and what it
+has in common with `IdleTracker`."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
@@ -17,6 +19,57 @@ def CALLED() -> None:  # noqa: N802 - a constant
 
 
 constants(partial=partial, CALLED=CALLED)
+
+
+@fields
+class OwnWheel:
+    """An object with a timing wheel of its own. It is bound to the running loop at first use. Once
+    closed it refuses new entries, until it is entered again.
+
+    Args:
+        what: what it is, for errors.
+        tick, wheel_size: see `TimingWheel`.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_loop", "_loop_wheel", "_time", "_what", "_wheel")
+
+    def __init__(self, what: str, tick: float, wheel_size: int) -> None:
+        self._what = what
+        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._wheel = self._loop_wheel.wheel
+        self._loop = self._loop_wheel.loop
+        self._time = self._loop_wheel.time
+        self._closed = False
+
+    def _bind(self, action: str, value: object = UNBOUND) -> None:
+        """Binds it to the running loop, or raises the error that forbids it."""
+        if self._closed:
+            action = action.replace("{}", describe(value), 1)
+            raise PurgatoryClosed(f"cannot {action}: {self._what} is closed")
+        self._loop_wheel.bind(action, value)
+        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
+
+    def _require_loop(self, action: str, value: object) -> None:
+        """Raises `WrongLoop` if this is not its loop, while that is open."""
+        if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
+            self._loop_wheel.bind(action, value)
+
+    def _close(self) -> list[TimerEntry]:
+        self._require_loop("close {}", self)
+        self._closed = True
+        self._loop = UNBOUND  # so that the next use calls `_bind`
+        return self._loop_wheel.clear()
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> object:
+        """Removes all entries."""
 
 
 @final
@@ -100,7 +153,7 @@ class TimerTask(TimerEntry):
 
 @final
 @fields
-class WheelTimer:
+class WheelTimer(OwnWheel):
     """Timers on a hierarchical timing wheel: `loop.call_later` for a hundred thousand timers of
     which few ever fire.
 
@@ -119,14 +172,10 @@ class WheelTimer:
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_loop", "_loop_wheel", "_time", "_wheel")
+    __slots__ = ()
 
     def __init__(self, *, tick: float = 0.001, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
-        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
-        self._wheel = self._loop_wheel.wheel
-        self._loop = self._loop_wheel.loop
-        self._time = self._loop_wheel.time
-        self._closed = False
+        super().__init__("the timer", tick, wheel_size)
 
     @compiled
     def call_later(
@@ -198,37 +247,15 @@ class WheelTimer:
         Raises:
             WrongLoop: called from another loop or thread than the timer's, while that loop is open.
         """
-        self._require_loop("close {}", self)
-        self._closed = True
-        self._loop = UNBOUND  # so that the next use calls `_bind`
-        tasks = cast("list[TimerTask]", self._loop_wheel.clear())
+        tasks = cast("list[TimerTask]", self._close())
         for task in tasks:
             task._callback = task._context = None
         return tasks
-
-    def __enter__(self) -> Self:
-        self._closed = False
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def size(self) -> int:
         """The number of callbacks that wait. Cost: the number of buckets in use."""
         return self._wheel.size
-
-    def _bind(self, action: str, value: object = UNBOUND) -> None:
-        """Binds the timer to the running loop, or raises the error that forbids it."""
-        if self._closed:
-            raise PurgatoryClosed(f"cannot {action}: the timer is closed")
-        self._loop_wheel.bind(action, value)
-        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
-
-    def _require_loop(self, action: str, value: object) -> None:
-        """Raises `WrongLoop` if this is not the timer's loop, while that is open."""
-        if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
-            self._loop_wheel.bind(action, value)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"size={self.size}"
