@@ -25,7 +25,6 @@ that is a copy of the waiting task's context.
 
 from asyncio import Future, InvalidStateError, current_task, events, isfuture, sleep
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
-from contextlib import suppress
 from contextvars import copy_context
 from inspect import isawaitable
 from typing import Any, Final, TypeVar, final
@@ -46,7 +45,7 @@ from purgatory._core.operation import (
 )
 from purgatory._core.states import CANCELLED, COMPLETED, PENDING
 from purgatory._core.timeouts import Timeout, running_wheel
-from purgatory._core.watch_lists import keys_of
+from purgatory._core.watch_lists import keys_of, unique_keys
 from purgatory._core.wheel import TimerEntry
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class Condition(DelayedOperation[T | None]):
     """Waits until a predicate is true; the result is its first true value.
 
     Attributes:
-        keys: a copy of the keys as they were given.
+        keys: what it watches.
         runs: the runs of an asynchronous predicate; None while the predicate is plain.
         value: the first true value, or None.
     """
@@ -81,15 +80,10 @@ class Condition(DelayedOperation[T | None]):
         if not callable(predicate):
             raise TypeError(f"predicate must be a function, got {describe(predicate)}")
         require_kind(kind)
-        if type(keys) is list:
-            keys = keys.copy()
-        elif not isinstance(keys, (str, bytes, tuple)):
-            with suppress(TypeError):  # which `try_complete_else_watch` explains
-                keys = list(keys)
         super().__init__(timeout)
         self._op_kind = kind
         self.predicate = predicate
-        self.keys = keys
+        self.keys = keys_of(unique_keys(keys))
         self.context = copy_context()
         self.runs: Runs | None = None
         self.value: T | None = None
@@ -124,7 +118,7 @@ class Condition(DelayedOperation[T | None]):
         return key
 
     def __repr__(self) -> str:
-        return f"<wait for {self.keys!r} {self.state.value}>"
+        return f"<wait for {[*self.keys]!r} {self.state.value}>"
 
 
 class Receiver(DelayedOperation[Any]):
@@ -323,7 +317,7 @@ def end_error(condition: Condition[Any], timeout: float | None) -> BaseException
     if condition.state is CANCELLED:
         return OperationCancelled(f"{describe(condition)} was cancelled")
     return OperationTimeout(
-        f"the condition on {describe(condition.keys)} did not hold within {timeout} s"
+        f"the condition on {describe([*condition.keys])} did not hold within {timeout} s"
     )
 
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from purgatory._core.arguments import describe, seconds
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
-from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
+from purgatory._core.errors import OperationCancelled, WrongLoop
 from purgatory._core.failure import Failure
 from purgatory._core.home import Home, OperationSlots
 from purgatory._core.kernel import compiled, constants, fields
@@ -89,24 +89,6 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
     @compiled
     def __init__(self, timeout: float | None = None, *, deadline: float | None = None) -> None:
         """Makes an operation that is not watched yet; for the arguments see the class."""
-        if hasattr(self, "_op_home") and self._op_home is not None:
-            raise OperationReused(f"cannot initialise {describe(self)} again: it has been watched")
-        if type(timeout) is float and timeout > 0.0 and deadline is None:
-            self._op_timeout = timeout
-            self._timer_deadline = None
-        else:
-            self._op_set_deadline(timeout, deadline)
-        self._timer_bucket = None
-        self._op_state = PENDING
-        self._op_home = None
-        self._op_keys = UNWATCHED
-        self._op_result = NO_RESULT
-        self._op_owner = self._op_waiters = None
-        self._op_record: Record | None = None  # pyright would infer None alone
-
-    def _op_set_deadline(self, timeout: float | None, deadline: float | None) -> None:
-        """Everything except a positive timeout becomes a deadline; a timeout of zero or less
-        becomes `-inf`."""
         if timeout is not None and deadline is not None:
             raise ValueError(
                 f"timeout ({timeout!r}) and deadline ({deadline!r}) exclude each other"
@@ -116,8 +98,15 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
         elif deadline is not None:
             deadline = seconds("deadline", deadline)
         is_positive = timeout is not None and timeout > 0.0
+        self._timer_bucket = None
         self._op_timeout = timeout if is_positive else None
         self._timer_deadline = deadline if timeout is None else None if is_positive else -inf
+        self._op_state = PENDING
+        self._op_home = None
+        self._op_keys = UNWATCHED
+        self._op_result = NO_RESULT
+        self._op_owner = self._op_waiters = None
+        self._op_record: Record | None = None  # pyright would infer None alone
 
     _op_validated: ClassVar[type | None] = None
     """The class, once a purgatory has checked that its operations are told apart by identity."""

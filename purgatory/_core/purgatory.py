@@ -105,14 +105,7 @@ class Purgatory(Home, Generic[Op]):
         """
         if running_loop() is not self._loop:
             self._bind("watch {}", operation)
-        watched: Keys
-        if (type(keys) is tuple or type(keys) is list) and len(keys) == 1:
-            [watched] = keys
-            hash(watched)
-            if type(watched) is tuple:
-                watched = (watched,)
-        else:
-            watched = unique_keys(keys)
+        watched = unique_keys(keys)
         # After the keys, whose `__hash__` may watch the operation.
         try:
             is_new = (

@@ -101,12 +101,10 @@ class Timeout(TimerEntry):
     the timeout, so this would make a cycle."""
 
     def __init__(self, when: float | None) -> None:
-        if getattr(self, "_state", CREATED) is ENTERED:
-            raise RuntimeError("Timeout has already been entered")
+        self._timer_bucket = None
         self._state = CREATED
         self._when = when
         """The deadline, as it was given until it is entered."""
-        self._timer_bucket = None
         self._handle: Handle | None = None
         """The callback that lets it expire in the next iteration, if the deadline has passed."""
 

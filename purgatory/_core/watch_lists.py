@@ -50,6 +50,10 @@ def unique_keys(keys: Iterable[Hashable]) -> Keys:
         TypeError: a key is not hashable; or `keys` is not a collection, or is a string, since its
             characters are hardly meant as keys.
     """
+    if (type(keys) is tuple or type(keys) is list) and len(keys) == 1:  # most have one
+        [key] = keys
+        hash(key)
+        return (key,) if type(key) is tuple else key
     if type(keys) is tuple and 1 < len(keys) == len({*keys}):
         return keys
     if isinstance(keys, (str, bytes)):

@@ -18,11 +18,8 @@ from purgatory import (
     DelayedOperation,
     Ended,
     IdleTracker,
-    OperationReused,
-    OperationState,
     Purgatory,
     WheelTimer,
-    timeout,
 )
 from purgatory.testing import VirtualTimeLoop
 
@@ -209,20 +206,6 @@ async def expired(operation: Ready) -> str:
         return await operation
 
 
-async def test_waiting_operation_cannot_be_initialised_again() -> None:
-    one: Purgatory[Ready] = Purgatory()
-    alone, shared = Ready(0.01), Ready(0.01)
-    one.try_complete_else_watch(alone, ["a"])
-    one.try_complete_else_watch(shared, ["a", "b"])
-    for operation in (alone, shared):
-        with pytest.raises(OperationReused, match="cannot initialise <Ready pending deadline="):
-            operation.__init__(30.0)  # type: ignore[misc]
-        with pytest.raises(OperationReused):
-            operation.__init__(deadline=1.0)  # type: ignore[misc]
-    assert [await expired(alone), await expired(shared)] == ["done", "done"]
-    assert alone.state is shared.state is OperationState.EXPIRED and one.pending == one.watched == 0
-
-
 async def test_purgatory_cannot_be_initialised_while_operations_wait() -> None:
     one: Purgatory[Ready] = Purgatory()
     operation = Ready(0.01)
@@ -234,14 +217,6 @@ async def test_purgatory_cannot_be_initialised_while_operations_wait() -> None:
     again = Ready(0.01)
     one.try_complete_else_watch(again, ["a"])
     assert await expired(again) == "done" and one.name == "other"
-
-
-async def test_entered_timeout_cannot_be_initialised_again() -> None:
-    with pytest.raises(TimeoutError):
-        async with timeout(0.01) as limit:
-            with pytest.raises(RuntimeError, match="already been entered"):
-                limit.__init__(None)  # type: ignore[misc]
-            await asyncio.sleep(5)
 
 
 # Interrupted at first use
