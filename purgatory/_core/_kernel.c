@@ -679,11 +679,11 @@ static int op_set(PyObject *self, PyObject *value, void *which) { /* deletes if 
         return PyErr_Format(PyExc_RuntimeError, "another thread watches it") == NULL ? -1 : 0;
     }
     else if ((size_t)which == KEYS) {
-        if (value == NULL) value = st->UNWATCHED;
-        if (value != st->UNWATCHED || !op->has_result) set_keys(self, value);
+        if (value == st->UNWATCHED) value = NULL;
+        if (value != NULL || !op->has_result) set_keys(self, value);
     } else if ((size_t)which == RESULT) {
         if (value != NULL && value != st->NO_RESULT) set_result(self, value);
-        else if (op->has_result) set_keys(self, st->UNWATCHED);
+        else if (op->has_result) set_keys(self, NULL);
     } else {
         if (value == Py_None) value = NULL;
         if (value != NULL && rare_of(self) == NULL) return -1;
@@ -1043,11 +1043,12 @@ static PyObject *lists_listed(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
 
 /* home.Home._leave(self, operation) */
 static int leave(State *st, PyObject *home, PyObject *operation) {
-    PyObject **each, *keys = Py_NewRef(keys_watched(st, operation));
+    PyObject **each,
+        *keys = OP(operation)->has_result ? NULL : Py_XNewRef(OP(operation)->keys_or_result);
     int failed = remove_entry(st, operation) < 0;
-    if (!failed && keys != st->UNWATCHED) {
+    if (!failed && keys != NULL) {
         PyObject *by_key = Py_NewRef(AT(home, Home, _by_key)), *wheel;
-        set_keys(operation, st->UNWATCHED);
+        set_keys(operation, NULL);
         STEP(COUNTS(home)->pending, -1);
         STEP(COUNTS(home)->watched, -array_of(&keys, &each));
         failed = leave_lists(by_key, operation, keys);
@@ -1056,7 +1057,7 @@ static int leave(State *st, PyObject *home, PyObject *operation) {
         if (!failed && COUNTS(home)->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
             failed = done(CALL0(AT(home, Home, _loop_wheel), look_if_idle_later));
     }
-    Py_DECREF(keys);
+    Py_XDECREF(keys);
     return failed;
 }
 
@@ -1412,7 +1413,7 @@ static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
     DEADLINE(operation) = Py_NAN;
     SET_STATE(OP(operation)->state, PENDING);
     (void)set_home(operation, Py_None);
-    set_keys(operation, st->UNWATCHED);
+    set_keys(operation, NULL);
     return Py_NewRef(Py_None);
 }
 
@@ -1780,6 +1781,9 @@ static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t
         twin->module = Py_NewRef(module);
         twin->st = st;
         PyObject_GC_Track(twin);
+#if PY_VERSION_HEX >= 0x030E0000
+        PyUnstable_Object_EnableDeferredRefcount((PyObject *)twin); /* threads share it */
+#endif
         pass_in(st, twins[i].at, (PyObject *)twin);
         return (PyObject *)twin;
     }

@@ -18,9 +18,8 @@ idle, and the loop wakes at most 250 times a second, however many ids are tracke
 there are few.
 
 A loop that was held up may call its timers before it reads its sockets. So ids that expired during
-a stall are looked at in three more iterations: uvloop reads after its timers,
-and a task that awaits a stream runs another iteration later. What was touched by then is still
-tracked.
+a stall are looked at in three more iterations: uvloop reads after its timers, and a task that
+awaits a stream runs another iteration later. What was touched by then is still tracked.
 
 Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
 activity.
@@ -33,11 +32,10 @@ from typing import Any, Final, Generic, TypeVar, final
 
 from purgatory._core.arguments import describe, printable, seconds
 from purgatory._core.dispatcher import dispatcher_of
-from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop import UNBOUND, OwnWheel, report, running_loop
 from purgatory._core.observers import Cause, Ended, Notifier, Observer, observers_of
 from purgatory._core.states import EXPIRED
 from purgatory._core.wheel import TickClock, TimerEntry
-from purgatory._core.wheel_timer import OwnWheel
 
 Id = TypeVar("Id", bound=Hashable)
 

@@ -42,6 +42,7 @@ woken twice.
 
 import os
 import time
+from abc import abstractmethod
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -49,11 +50,11 @@ from contextlib import suppress
 from contextvars import Context
 from math import inf, nextafter
 from threading import RLock
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Self, TypeVar, final
 
 from purgatory._core import kernel
 from purgatory._core.arguments import describe
-from purgatory._core.errors import WrongLoop
+from purgatory._core.errors import PurgatoryClosed, WrongLoop
 from purgatory._core.kernel import PYPY, constants, fields
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, Bucket, TimerEntry, TimingWheel
 
@@ -392,6 +393,57 @@ class LoopTimingWheel(LoopBinding):
         for bucket in self.wheel.buckets():
             if bucket.handle is not None:  # None if it is overdue
                 bucket.handle.cancel()
+
+
+@fields
+class OwnWheel:
+    """An object with a timing wheel of its own. It is bound to the running loop at first use. Once
+    closed it refuses new entries, until it is entered again.
+
+    Args:
+        what: what it is, for errors.
+        tick, wheel_size: see `TimingWheel`.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_loop", "_loop_wheel", "_time", "_what", "_wheel")
+
+    def __init__(self, what: str, tick: float, wheel_size: int) -> None:
+        self._what = what
+        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._wheel = self._loop_wheel.wheel
+        self._loop = self._loop_wheel.loop
+        self._time = self._loop_wheel.time
+        self._closed = False
+
+    def _bind(self, action: str, value: object = UNBOUND) -> None:
+        """Binds it to the running loop, or raises the error that forbids it."""
+        if self._closed:
+            action = action.replace("{}", describe(value), 1)
+            raise PurgatoryClosed(f"cannot {action}: {self._what} is closed")
+        self._loop_wheel.bind(action, value)
+        self._time, self._loop = self._loop_wheel.time, self._loop_wheel.loop
+
+    def _require_loop(self, action: str, value: object) -> None:
+        """Raises `WrongLoop` if this is not its loop, while that is open."""
+        if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
+            self._loop_wheel.bind(action, value)
+
+    def _close(self) -> list[TimerEntry]:
+        self._require_loop("close {}", self)
+        self._closed = True
+        self._loop = UNBOUND  # so that the next use calls `_bind`
+        return self._loop_wheel.clear()
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> object:
+        """Removes all entries."""
 
 
 T = TypeVar("T")
