@@ -219,12 +219,12 @@ class Home(ABC):
     # -- checks, as far as an operation that ends needs to know of them
 
     @abstractmethod
-    def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
+    def _queue_from_threads(self, keys: Iterable[Hashable], at_once: bool = False) -> int:
         """Queues the checks that other threads have requested; defined by `Purgatory`."""
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
         """Checks keys requested by other threads."""
-        self._queue_from_threads(keys)
+        self._queue_from_threads(keys, at_once=True)
         self._dispatcher.run_queue()
 
     def _key_being_checked(self, keys: Keys) -> Any:

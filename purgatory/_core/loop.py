@@ -512,9 +512,7 @@ class ThreadsafeInbox(deque[T]):
                 self._binding.loop.call_soon(self._drain, context=Context())
 
     def take(self) -> Iterator[T]:
-        """The items that have come, up to `MAX_ITEMS`. Items that are left in the iterator
+        """The items that have come until now, up to `MAX_ITEMS`. Items that are left in the iterator
         stay here."""
-        for _ in range(MAX_ITEMS):
-            if not self:
-                return
+        for _ in range(min(len(self), MAX_ITEMS)):
             yield self.popleft()

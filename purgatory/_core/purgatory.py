@@ -643,17 +643,25 @@ class Purgatory(Home, Generic[Op]):
             check = self._checks[key] = KeyCheck(self, key)
             check.defer()
 
-    def _queue_from_threads(self, keys: Iterable[Hashable]) -> int:
-        """Queues checks of a bounded number of `keys`. Returns the amount of this work, in
+    def _queue_from_threads(self, keys: Iterable[Hashable], at_once: bool = False) -> int:
+        """Queues a check of each different one of `keys`, of a bounded number; with `at_once`, tries
+        an operation that waits alone, while nothing is queued. Returns the amount of this work, in
         operations."""
-        before, taken = len(self._checks), 0
+        seen: set[Hashable] = set()
+        completed, taken, queue = 0, 0, self._dispatcher.queue
         for key in keys:
             taken += 1
             try:
-                if key in self._by_key:
+                waiting = self._by_key.get(key)
+                if waiting is None or key in seen:
+                    continue
+                seen.add(key)
+                if at_once and not queue and type(waiting) is not WatchList:
+                    completed += self.check_and_complete(key)
+                else:
                     self._check_later(key)
             except BaseException as error:
                 self._report(f"cannot check {describe(key)}, as another thread requested", error)
-            if len(self._checks) - before >= MAX_PER_ITERATION:
+            if len(seen) + completed >= MAX_PER_ITERATION:
                 break
-        return len(self._checks) - before + taken // REGISTRATIONS_PER_STEP
+        return len(seen) + completed + taken // REGISTRATIONS_PER_STEP
