@@ -10,7 +10,7 @@ from purgatory import OperationTimeout, Purgatory, PurgatoryFull
 
 
 @on_virtual_time
-async def test_checks_during_a_run_cause_one_run_in_the_waiting_task(purgatory):
+async def test_checks_during_a_run_cause_one_run(purgatory):
     values, runs = [0], []
 
     async def query():

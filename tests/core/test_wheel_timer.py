@@ -301,7 +301,7 @@ class Strict(VirtualTimeLoop):
         return super().call_at(when, *args, **given)
 
 
-def test_timers_work_on_a_loop_that_refuses_the_past() -> None:
+def test_timers_work_if_loop_refuses_the_past() -> None:
     async def main() -> None:
         loop, seen = asyncio.get_running_loop(), list[str]()
         with WheelTimer() as timer:
