@@ -125,8 +125,8 @@ async def keep_paying(
     seen: Seen,
     orders: dict[int, asyncio.Event],
 ) -> None:
-    """Calls the webhook for each of the client's orders, `pause` seconds on the average after that
-    has begun to wait."""
+    """Calls the webhook for each of the client's orders, `pause` seconds on the average after the
+    client has started to wait."""
     order = number * 1_000_000
     while True:
         order += 1

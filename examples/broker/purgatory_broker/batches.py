@@ -86,7 +86,7 @@ class Batch(NamedTuple):
 
 
 def read_batch(data: bytes) -> Batch:
-    """The header of the batch with which some bytes begin.
+    """The header of the batch at the start of some bytes.
 
     Raises:
         ApiError: it is incomplete, or its checksum is wrong.

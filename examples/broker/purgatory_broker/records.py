@@ -71,7 +71,7 @@ class Records:
         body = request.body
         continues_session = (
             body.session_epoch > 0
-        )  # other epochs begin a session or decline it, and name all partitions
+        )  # other epochs start a session or decline it, and name all partitions
         if continues_session or not body.topics:  # sessions are not offered
             return {
                 "error_code": ErrorCode.fetch_session_id_not_found
