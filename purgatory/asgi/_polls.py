@@ -334,7 +334,7 @@ class LongPolls:
         """The open polls of the running loop.
 
         Args:
-            reset: a lifespan begins, so a stop of an earlier one does not count any more.
+            reset: a lifespan starts, so a stop of an earlier one does not count any more.
         """
         loop, known = get_running_loop(), self._open_polls
         if known is not None and known.loop is loop and not (reset and known.is_stopping):
@@ -402,9 +402,9 @@ class PollMiddleware:
 
 
 async def _send(client: Client, send: Send, message: Message) -> None:
-    """Sends a message of the application. The answer to a poll is kept by no cache, unless it says
-    so. The close of a WebSocket after the client's own is left out, since some servers report it as
-    an error."""
+    """Sends a message of the application. No cache may keep the answer to a poll, unless the
+    application allows it. The close of a WebSocket after the client's own is left out, since some
+    servers report it as an error."""
     if message["type"] == "http.response.start":
         if client.has_polled:
             headers = list(message.get("headers", ()))

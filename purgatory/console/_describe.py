@@ -262,8 +262,8 @@ def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
 
 
 def describe_other(other: "Worker", now: float) -> dict[str, Any]:
-    """Another worker. It announced this through a store to which others may write, so it is not
-    trusted."""
+    """Another worker. It announced this through a store that other programs may write to, so it is
+    not trusted."""
 
     def number(name: str) -> float | None:
         value = other.about.get(name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay
 
 observed_providers: "WeakSet[MeterProvider]" = WeakSet()
-"""Meter providers with instruments. They keep the first callback of a name, and drop others
+"""Meter providers with instruments. They keep the first callback of a name, and drop later ones
 without an error."""
 
 

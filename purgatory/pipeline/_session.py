@@ -74,7 +74,7 @@ def spark_session(
     """A session, which is stopped at the end of the block.
 
     Args:
-        name: of the application, as a cluster shows it.
+        name: name of the application, as a cluster shows it.
         master: the URL of Spark: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By
             default from ``spark-submit``, ``SPARK_REMOTE`` or Spark's own configuration, or else
             ``local[*]``.

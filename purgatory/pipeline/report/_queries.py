@@ -50,7 +50,7 @@ EDGES: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 MOST: Final = 79
 """The last step, which has all longer waits, too."""
 SHOWN_RUNS: Final = 8
-"""The runs that the page can show by themselves; `run` of all others is this number."""
+"""The runs that the page can show by themselves; `run` of all further ones is this number."""
 
 
 @dataclass(frozen=True, slots=True)

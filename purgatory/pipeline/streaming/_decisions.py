@@ -100,7 +100,7 @@ class Shard:
 
         self._signals = chunks("signals", SIGNALS, "at")
         self._operations = chunks("operations", OPERATIONS, "at")
-        """Those that are registered after the watermark."""
+        """Operations that are registered after the watermark."""
         self._waiting = chunks("waiting", OPERATIONS, "deadline")
         self._ids = Pages(stores("ids"), self._is_free, known.get("ids"))
         self._values = Pages(stores("values"), self._is_forgotten, known.get("values"))
@@ -248,8 +248,8 @@ class Shard:
         return where(operations, ~is_copy)
 
     def _decide(self, operations: pa.RecordBatch, history: History, now: int) -> pa.RecordBatch:
-        """Adds the decisions on operations; returns the others, with what holds of them by now: the
-        argument itself if nothing has changed."""
+        """Adds the decisions on operations; returns the undecided ones, with the requirements that
+        hold by now: the argument itself if nothing has changed."""
         if not operations.num_rows:
             return operations
         keys = operations.column("keys")

@@ -52,7 +52,7 @@ MAX_FILE_AGE: Final = "36500d"
 """How much older than the newest file a file may be. By default Spark silently ignores files that
 are a week older."""
 MAX_STARTS: Final = 5
-"""Of a query, if the machine is too busy to start a Python worker in time."""
+"""Starts of a query, if the machine is too busy to start a Python worker in time."""
 
 
 @dataclass

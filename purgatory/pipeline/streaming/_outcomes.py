@@ -86,7 +86,7 @@ def outcomes(
     Write it in append mode, with a checkpoint, to a sink that keeps each batch once, such as
     Spark's files: see `check_out` for those. The state must be kept in RocksDB: set
     `spark.sql.streaming.stateStore.providerClass` in the session. It holds the operations that
-    wait, the ids of the others until their deadlines, and the value of every key, once for each
+    wait, the ids of ended ones until their deadlines, and the value of every key, once for each
     shard.
 
     Args:

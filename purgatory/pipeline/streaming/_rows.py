@@ -21,9 +21,9 @@ EXPIRED: Final = "expired"
 LATE: Final = "late"
 MODES: Final = ("all", "any")
 BEFORE: Final = np.iinfo(np.int64).min
-"""In place of an instant: before all others."""
+"""In place of an instant: before any instant."""
 NEVER: Final = np.iinfo(np.int64).max
-"""In place of an instant: after all others."""
+"""In place of an instant: after any instant."""
 NOTHING_DUE: Final = NEVER
 """In place of the time of a shard's next decision."""
 
@@ -75,7 +75,7 @@ MAX_ROWS: Final = 10_000
 
 
 def filled(schema: pa.Schema, rows: int, **columns: Any) -> pa.RecordBatch:
-    """A batch with some columns; the others are null."""
+    """A batch with the given columns; the remaining ones are null."""
     made = []
     for field in schema:
         column = columns.get(field.name)

@@ -90,7 +90,7 @@ class Timekeeper:
     Args:
         ticks: the folder of ticks, by which their source is recognised.
         idle: seconds of silence after which an input is idle; None for never.
-        delay: of `outcomes`, in seconds.
+        delay: argument of `outcomes`, in seconds.
         reads_all: whether each batch reads all rows that are there.
         due: for each shard when it has something to decide next, in milliseconds; None if nothing.
     """
@@ -158,7 +158,7 @@ class Timekeeper:
 
     def take_ticks(self, now: int) -> dict[str, int]:
         """The ticks that are needed now, by input, in milliseconds since 1970; counts them as
-        written. None within a second of others.
+        written. None within a second of earlier ones.
 
         Args:
             now: the clock, in milliseconds since 1970.
