@@ -181,7 +181,7 @@ async def cause_trouble(options: argparse.Namespace, seen: Seen, own: OwnStore |
 
 
 def note(seen: Seen, event: str, begun: float | None = None) -> None:
-    """Takes down that something was done, between `begun` and now."""
+    """Records that something was done, between `begun` and now."""
     seen.events.append(event)
     seen.trouble.append((begun or time.time(), time.time()))
 

@@ -121,7 +121,7 @@ class OpenPolls:
         self.has_stopped = False
         """Whether the grace is over, too."""
         self.polls: dict[Stoppable, Hashable] = {}
-        """Each with the key of the client that it counts for, or None."""
+        """The open polls, each with the key of the client that it counts for, or None."""
         self.per_client: dict[Hashable, dict[Stoppable, None]] = {}
         """The polls of each limited client, the oldest first."""
         self._to_stop: deque[Stoppable] = deque()

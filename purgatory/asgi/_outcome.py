@@ -214,7 +214,7 @@ class Framework(NamedTuple):
     """The classes of one framework."""
 
     outcome: type[Outcome[Any]]
-    """Outcomes, which the framework takes for responses."""
+    """Outcomes, which the framework accepts as responses."""
     ended: type[PollEnded]
     """`PollEnded` in an HTTP request."""
     socket_ended: type[PollEnded]

@@ -316,7 +316,7 @@ class Poll:
 
         Raises:
             RuntimeError: this poll waits already, or the relay was never opened.
-            TypeError, ValueError, WrongLoop: as `Relay.receive`.
+            TypeError, ValueError, WrongLoop: see `Relay.receive`.
             BaseException: the exception of the server's `receive`.
         """
         try:

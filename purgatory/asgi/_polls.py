@@ -66,8 +66,8 @@ class LongPolls:
     Args:
         max_wait: limit of each wait, in seconds; more than zero.
         default_wait: wait of a request that names none, in seconds; `None` for `max_wait`.
-        spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls
-            that started together do not all end together.
+        spread: largest fraction, from 0 to 1, by which each wait is shortened at random, so that
+            polls that started together do not all end together.
         wait_parameter: name of the query parameter that requests a wait.
         max_open: how many may be open at once, `inf` for no limit; one more is refused. By default
             three quarters of the limit of open files (`ulimit -n`) when this is made.
@@ -79,7 +79,7 @@ class LongPolls:
             the peer's address: behind a proxy that is the proxy's address, unless the server
             replaces it by the client's.
         retry_after: least value of `Retry-After` in refusals, in seconds, rounded up.
-        retry_jitter: each `Retry-After` is longer by up to this many whole seconds, at random, so
+        retry_jitter: most whole seconds by which each `Retry-After` is lengthened at random, so
             that refused clients do not come back together; zero and more.
         grace: seconds for which open polls may continue when the server is to stop, before they
             are answered.

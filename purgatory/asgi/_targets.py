@@ -112,7 +112,7 @@ class PredicateTarget(Target[Any]):
 
     Args:
         poll: is not interrupted.
-        purgatory, predicate, keys, give_back, kind: as in `Poll.wait_for`.
+        purgatory, predicate, keys, give_back, kind: see `Poll.wait_for`.
     """
 
     __slots__ = (

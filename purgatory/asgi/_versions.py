@@ -160,7 +160,7 @@ class Versions(Generic[K]):
             The new version.
 
         Raises:
-            PurgatoryFull, TypeError: as `ThresholdPurgatory.advance`.
+            PurgatoryFull, TypeError: see `ThresholdPurgatory.advance`.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             RuntimeError: these are the versions of a relay.
         """
@@ -222,7 +222,7 @@ class Versions(Generic[K]):
             belongs. At the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
 
         Raises:
-            RuntimeError, PurgatoryFull: as `Poll.reach`.
+            RuntimeError, PurgatoryFull: see `Poll.reach`.
         """
         if self.relay is not None:
             return await self._changed_in(self.relay, poll, cast(str, key))

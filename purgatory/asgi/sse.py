@@ -203,5 +203,5 @@ async def _events(
         if not outcome.is_satisfied:
             return
         now = versions.version(key) if versions.relay is None else outcome.value or 0
-        if now <= seen:  # the key was forgotten, or a relay has begun a new epoch
+        if now <= seen:  # the key was forgotten, or a relay has started a new epoch
             seen = 0

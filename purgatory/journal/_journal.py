@@ -89,7 +89,7 @@ class Journal:
     def for_purgatory(self, name: str) -> Observer:
         """Returns the observer of a purgatory of this name. `Purgatory` calls it; so should an
         observer that forwards events to a journal."""
-        recorder: Any = self._recorder_of(name)  # pyright takes slots for methods
+        recorder: Any = self._recorder_of(name)  # pyright regards slots as methods
         return recorder  # type: ignore[no-any-return]
 
     def operation_ended(self, ended: Ended) -> None:

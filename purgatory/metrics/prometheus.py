@@ -60,8 +60,8 @@ def collector(
             that share a name are summed up.
         thresholds: read in the same way.
         polls: read for open polls and their endings.
-        relay: its connection, its counts, and its waits for versions and values; a process has one
-            relay.
+        relay: read for its connection, its counts, and its waits for versions and values; a process
+            has one relay.
         stream: the counts of a stream of `purgatory.pipeline`.
 
     Raises:

@@ -55,7 +55,7 @@ SUBMIT_OPTIONS: Final = {
 }
 """The options of ``spark-submit`` that settings of ours could change."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
-"""The characters that Spark takes for patterns in the name of a folder."""
+"""The characters that Spark reads as patterns in the name of a folder."""
 
 
 def literal(path: str) -> str:

@@ -122,8 +122,8 @@ def details(purgatory: dict[str, Any], room: int, width: int) -> list[Text]:
 
     Args:
         purgatory: state of the purgatory, with its details.
-        room: the lines that it may take, as far as it can.
-        width: of the terminal, in columns.
+        room: lines that it may fill, as far as it can.
+        width: columns of the terminal.
     """
     facts = [plural(purgatory["keys"], "key")]
     if purgatory["withoutDeadline"]:

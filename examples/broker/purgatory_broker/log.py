@@ -122,7 +122,7 @@ class Log:
         """Appends a batch, and returns it as the log has it.
 
         Args:
-            append_time: in milliseconds, of all its records; None if they keep their own.
+            append_time: time of all its records, in milliseconds; None if they keep their own.
 
         Raises:
             OSError: the store could not take it; nothing has changed.

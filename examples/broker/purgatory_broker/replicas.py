@@ -17,7 +17,7 @@ from .log import Log
 from .settings import Settings
 
 LEADER: Final = 1
-"""As in a Kafka of one node."""
+"""The node's number, as in a Kafka with one node."""
 
 
 class Replicas:
@@ -103,7 +103,7 @@ class Followers:
         """A stopped follower receives again, and catches up.
 
         Raises:
-            ValueError: it is not stopped.
+            ValueError: the follower is not stopped.
         """
         if node not in self.stopped:
             raise ValueError(f"node {node} cannot be started: {sorted(self.stopped)} can")

@@ -82,7 +82,7 @@ class Partition(Replicas):
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
-            OSError: it could not be written; nothing has changed.
+            OSError: the batch could not be written; nothing has changed.
         """
         batch = read_produced(data)
         config = self.topic.config

@@ -48,7 +48,7 @@ class Transaction:
     of it.
 
     Attributes:
-        timeout: in seconds, after which one is aborted.
+        timeout: seconds after which a transaction is aborted.
         began: start of this one, in seconds since 1970.
         replaced: id and epoch that the producer gave back for these ones; None if it did not, or a
             transaction has started since.

@@ -32,7 +32,7 @@ FINE: Final = 6
 DIGITS: Final = 5
 """The significant digits of numbers on the page."""
 MILLISECOND: Final = 1000
-"""In microseconds."""
+"""A millisecond in microseconds."""
 
 WAITS: Final = ("completed", "others", "open")
 """The counts of waits: `others` expired or were cancelled; the end of `open` ones was not

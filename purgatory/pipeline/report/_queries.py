@@ -28,7 +28,7 @@ CENSUSES: Final = {
 }
 """The tables that the first numbers come from, and the numbers."""
 SECOND: Final = 1_000_000
-"""In microseconds, as all times and lengths here."""
+"""A second in microseconds, the unit of all times and lengths here."""
 Hour = dict[str, Any]
 """An hour: its number since 1970 (`hour`), the number of `starts` and `ends`, the `first` and the
 `last`."""

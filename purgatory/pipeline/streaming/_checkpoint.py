@@ -59,10 +59,10 @@ def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> N
     Args:
         out: the folder, or its URI.
         checkpoint: a folder, or its URI.
-        spark: by default the active session.
+        spark: the session; by default the active one.
 
     Raises:
-        ValueError: it has one.
+        ValueError: the folder has such a batch.
     """
     spark = spark or SparkSession.active()
     written, begun = (
@@ -116,7 +116,7 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
 
     Args:
         checkpoint: checkpoint of a query on `outcomes`, which may be running.
-        spark: by default the active session.
+        spark: the session; by default the active one.
 
     Raises:
         ValueError: no batch was committed to `checkpoint`.
@@ -139,7 +139,7 @@ def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
 
     Args:
         checkpoint: checkpoint of a query on `outcomes`, which may be running.
-        spark: by default the active session.
+        spark: the session; by default the active one.
 
     Raises:
         ValueError: no batch was committed to `checkpoint`, or its name has a character that Spark

@@ -121,7 +121,7 @@ class Shard:
         before, it starts to wait now. Any other gets the decision `late`, with the reason.
 
         Args:
-            operations: with the columns of `RECEIVED_OPERATIONS`.
+            operations: rows with the columns of `RECEIVED_OPERATIONS`.
         """
         self.counts.registered += operations.num_rows
         reasons = _refusals(operations, now)
@@ -145,8 +145,8 @@ class Shard:
         watermark or before is reported as `late`, and counts from now on.
 
         Args:
-            signals: with the columns of `RECEIVED_SIGNALS`.
-            label: of this shard.
+            signals: rows with the columns of `RECEIVED_SIGNALS`.
+            label: number of this shard, as in the column `reporter`.
         """
         at = signals.column("at").fill_null(0).to_numpy()
         lacks = _lacks(signals, ("key", "value", "at"))

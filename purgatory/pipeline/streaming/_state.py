@@ -13,9 +13,9 @@ from purgatory.pipeline.streaming._rows import MAX_ROWS, cut, from_bytes, joined
 
 INITIAL_PAGES: Final = 16
 MAX_ENTRIES_PER_PAGE: Final = 64
-"""On average. Reading these takes as long as asking Spark for them."""
+"""The limit of the average. Reading these takes as long as asking Spark for them."""
 GROWTH_FACTOR: Final = 8
-"""By which the number of pages grows when they are full."""
+"""Factor by which the number of pages grows when they are full."""
 
 
 class Store(Protocol):

@@ -57,7 +57,7 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
     Without ticks it creates the folder.
 
     Args:
-        instants: with their time zone. The watermark will be behind the latest by the delay.
+        instants: aware datetimes. The watermark will be behind the latest by the delay.
     """
     _write(spark, folder, [(instant, None) for instant in instants])
 
@@ -162,10 +162,10 @@ def keep_time(
         idle: seconds. An input without rows for this long, and without rows left to be read,
             follows the clock, `idle` behind. Sources must have their offsets in the progress of
             the query, as Spark's sources do.
-        delay: in seconds, the same as for `outcomes`.
+        delay: argument of `outcomes`, in seconds.
         reads_all: whether each batch reads all rows that are there: no source has an option such as
             `maxFilesPerTrigger`. Then answers are earlier while signals are silent.
-        spark: by default the active session.
+        spark: the session; by default the active one.
 
     Raises:
         StreamingQueryException: the query has failed.

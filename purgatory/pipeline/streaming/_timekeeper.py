@@ -71,7 +71,7 @@ class StreamTime:
         """One line for people.
 
         Args:
-            now: in seconds since 1970.
+            now: seconds since 1970.
             overdue: pending operations with a deadline before `now`.
         """
         if self.watermark is None:
@@ -116,7 +116,7 @@ class Timekeeper:
         self._next_tick_at = 0
 
     def update(self, progress: Mapping[str, Any]) -> None:
-        """Takes in Spark's progress of a batch, or of a look for new rows that found none."""
+        """Records Spark's progress of a batch, or of a look for new rows that found none."""
         looked_at = _millis(progress["timestamp"])
         if not self.inputs:
             self.inputs = {name: InputTime(looked_at) for name in INPUTS}
