@@ -50,8 +50,8 @@ class Shipment(Order):
 
 
 def begin(purgatory: Purgatory[Order], operation: Order, keys: list[str], seconds: float) -> None:
-    """Starts an operation whose event happens after some time; one in a thousand keys is not
-    checked then."""
+    """Starts an operation, and makes its event happen after some time; one in a thousand keys is
+    not checked then."""
     purgatory.try_complete_else_watch(operation, keys)
 
     def happen() -> None:
@@ -65,7 +65,7 @@ def begin(purgatory: Purgatory[Order], operation: Order, keys: list[str], second
 
 
 async def load() -> None:
-    """Orders come in waves, for 90 customers, of whom a few order much."""
+    """Orders arrive in waves, for 90 customers; a few of these order much."""
     for number in range(1_000_000):
         rate = 60 + 45 * math.sin(time.monotonic() / 11)
         await asyncio.sleep(random.expovariate(rate))

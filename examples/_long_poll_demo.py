@@ -1,6 +1,6 @@
 """The load behind `--demo` of both boards: real HTTP clients against a board in a process of its
-own. It prints its progress every second, and five lines at the end, whose status is 1 if a promise
-was broken.
+own. It prints its progress every second, and five lines at the end. Its exit status is 1 if a
+promise was broken.
 
 Ten pollers share a topic. One publisher for each topic writes every two seconds or so, and a poll
 waits for 0.5 to 4 seconds, so that polls end both ways; every fifth poller hangs up early. That is
@@ -52,12 +52,12 @@ class Seen:
     """From a poll's deadline to reading its answer."""
 
     late_sleeps: list[float] = field(default_factory=list)
-    """The same of a task that does nothing but sleep: the delay of the machine."""
+    """Lateness of a task that does nothing but sleep: the delay of the machine."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a demo has seen."""
+    """The results of a demo."""
 
     endings: dict[str, int]
     """The server's counts of the polls, by how they ended."""
@@ -67,7 +67,7 @@ class Result:
     """Operations that the server still has when no client polls."""
 
     opened: int
-    """Polls that were open when the server was told to stop."""
+    """Polls that were open when the server got the signal to stop."""
 
     stopped: int
     """... and were answered."""

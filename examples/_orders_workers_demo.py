@@ -125,8 +125,8 @@ async def keep_paying(
     seen: Seen,
     orders: dict[int, asyncio.Event],
 ) -> None:
-    """Calls the webhook for each of the client's orders, `pause` seconds on the average after that
-    has begun to wait."""
+    """Calls the webhook for each of the client's orders, `pause` seconds on the average after the
+    client has started to wait."""
     order = number * 1_000_000
     while True:
         order += 1
@@ -181,7 +181,7 @@ async def cause_trouble(options: argparse.Namespace, seen: Seen, own: OwnStore |
 
 
 def note(seen: Seen, event: str, begun: float | None = None) -> None:
-    """Takes down that something was done, between `begun` and now."""
+    """Records that something was done, between `begun` and now."""
     seen.events.append(event)
     seen.trouble.append((begun or time.time(), time.time()))
 

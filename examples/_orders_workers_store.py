@@ -99,7 +99,7 @@ class OwnStore:
         raise SystemExit(f"{self.command[0]} does not start: try {' '.join(self.command)}")
 
     def kill(self) -> None:
-        """Kills it, without a word."""
+        """Kills the server."""
         self.process.kill()
         self.process.wait()
 
@@ -108,7 +108,7 @@ def program(name: str) -> str:
     """The path of a program, which Debian does not have on the PATH for PostgreSQL.
 
     Raises:
-        SystemExit: it is not installed.
+        SystemExit: PostgreSQL is not installed.
     """
     found = shutil.which(name) or next(
         (str(path) for path in sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))), None

@@ -6,7 +6,7 @@ Compares their leaks and their cost.
 Needs nothing but the library, and a minute. It opens 100,000 waits without an answer, each under
 a key of its own, and counts the keys left after their deadline. It has 100,000 waits for one
 job end at once, and measures how long no other task runs. And it times waits that are answered one
-by one, alone and while 1,000 others wait.
+by one, alone and beside 1,000 waiting tasks.
 """
 
 # ruff: noqa: D102 - `Jobs` documents the methods
@@ -27,7 +27,7 @@ OTHERS = 1_000
 
 
 class Jobs(Protocol):
-    """The results of jobs, and those who wait for them."""
+    """The results of jobs, and the tasks that wait for them."""
 
     async def wait(self, job: int, timeout: float) -> str:
         """The result of `job`; `TimeoutError` if there is none in time."""
@@ -45,8 +45,8 @@ class Jobs(Protocol):
 class EventByHand:
     """The obvious first version. An event stays in the dictionary if its job never ends.
 
-    To remove it at the deadline would be worse: of two who wait for one job, the first to give up
-    takes the event away from the other, which then never wakes up.
+    Removing it at the deadline would be worse: if two tasks wait for one job, the first one at its
+    deadline takes the event away from the second, which then never wakes up.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ async def longest_pause(kind: type[Jobs], waits: int) -> float:
 
 
 async def seconds_each(kind: type[Jobs], waits: int, beside: int) -> float:
-    """The cost of a wait that is answered while `beside` others wait, in seconds, including the
+    """The cost of a wait that is answered beside `beside` waiting tasks, in seconds, including the
     switches between tasks."""
     jobs = kind()
     others = [asyncio.create_task(jobs.wait(-1 - number, 60)) for number in range(beside)]

@@ -1,12 +1,12 @@
 """Jobs over HTTP: submit one, then ask for its result with a wait. The typical handler that waits
 for a condition or a time.
 
-    python examples/fastapi_jobs.py --port 8000 curl -i -d '{"password": "secret", "rounds":
-    5000000}' -H 'Content-Type: application/json' http://127.0.0.1:8000/jobs curl -i -H 'Prefer:
-    wait=20' http://127.0.0.1:8000/jobs/1
+    python examples/fastapi_jobs.py --port 8000
+    curl -i -d '{"password": "tea", "rounds": 3000000}' -H 'Content-Type: application/json' 127.0.0.1:8000/jobs
+    curl -i -H 'Prefer: wait=20' 127.0.0.1:8000/jobs/1
 
 `POST /jobs`
-    begins to derive a key from a password, in the given number of rounds, and answers 202 at
+    starts to derive a key from a password, in the given number of rounds, and answers 202 at
     once. `Location` is the address of the result.
 `GET /jobs/{number}`
     answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state":
@@ -70,7 +70,7 @@ class Order(BaseModel):
 
 
 async def run(number: int, order: Order) -> None:
-    """Does the job in a thread, then wakes those who wait for its end."""
+    """Does the job in a thread, then wakes the requests that wait for its end."""
     try:
         key = await asyncio.to_thread(
             hashlib.pbkdf2_hmac, "sha256", order.password.encode(), b"salt", order.rounds

@@ -42,7 +42,7 @@ polls = LongPolls(max_wait=60, default_wait=20)
 
 
 async def publish(request: Request) -> Response:
-    """Appends a message; those who wait for this topic are answered."""
+    """Appends a message, and answers the polls of this topic."""
     topic = request.path_params["topic"]
     messages = topics.setdefault(topic, [])
     messages.append((await request.body()).decode(errors="replace"))

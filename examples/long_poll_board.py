@@ -231,7 +231,7 @@ class Board:
             self.store.close()
 
     async def publish(self, request: Request) -> Response:
-        """Appends a message, then checks those who wait for this topic."""
+        """Appends a message, then checks the polls of this topic."""
         topic = request.path_params["topic"]
         try:
             message = (await request.body()).decode()
@@ -326,7 +326,7 @@ class BoardServer(uvicorn.Server):
         self.board = board
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called when the server begins; afterwards the board can be reached."""
+        """Called when the server starts; afterwards the board can be reached."""
         await super().startup(sockets)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         print(f"the board is at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)

@@ -18,7 +18,7 @@ such a server for itself, and kills that, too.
 `POST /webhooks/payment?order=N`
     called by a payment provider.
 `GET /purgatory`
-    a page, for a browser on this machine, which shows the worker that answers and lists the others.
+    a page, for a browser on this machine, which shows the answering worker and lists the rest.
 
 The orders are in SQLite, as if that were a database. A relay notifies the workers of each other's
 writes: by default `file://`, which needs no server; `--store redis://...` or `postgresql://...` for

@@ -33,7 +33,7 @@ from purgatory._inspect import (
 )
 
 __version__: str
-"""Of the distribution that is installed, `asyncio-purgatory`."""
+"""Version of the installed distribution, `asyncio-purgatory`."""
 
 
 def __getattr__(name: str) -> str:

@@ -62,7 +62,7 @@ class WaitingOperation(NamedTuple):
     """An operation that waits. Instants are in the loop's time."""
 
     kind: str
-    """Its `kind`: by default the name of its class."""
+    """Kind of the operation: by default the name of its class."""
     keys: tuple[Hashable, ...]
     """The first four watched keys."""
     more_keys: int
@@ -87,15 +87,15 @@ class MissedTrigger(NamedTuple):
     became true."""
 
     kind: str
-    """Its `kind`: by default the name of its class."""
+    """Kind of the operation: by default the name of its class."""
     keys: tuple[Hashable, ...]
     """The first four watched keys."""
     more_keys: int
     """The number of further watched keys."""
     timeout: float | None
-    """Its timeout, in seconds; None if it was created with a deadline instead."""
+    """Timeout of the operation, in seconds; None if it was created with a deadline instead."""
     deadline: float
-    """Its deadline, in the loop's time."""
+    """Deadline of the operation, in the loop's time."""
 
 
 @final
@@ -158,7 +158,7 @@ def inspect(purgatory: Any, most: int = 10) -> Any:
     """Returns a snapshot of `purgatory`, and changes nothing.
 
     Args:
-        purgatory: of either kind.
+        purgatory: a `Purgatory` or a `ThresholdPurgatory`.
         most: the length of `oldest` and of `hottest`, zero or more.
 
     Cost: the number of buckets of the wheel; below a millisecond with a million pending. So `oldest`
@@ -255,7 +255,7 @@ def _sample_operations(wheel: TimingWheel, by_key: WatchLists) -> list[Operation
 
 
 def _sample_buckets(wheel: TimingWheel) -> Iterator[EntryList]:
-    """Some buckets of each level: those due next, and an even selection of the others."""
+    """Some buckets of each level: the next due ones, and an even selection of the rest."""
     yield from filter(None, wheel.draining()[:MAX_FRONTS])
     for level in reversed(wheel.levels):
         buckets = level.buckets

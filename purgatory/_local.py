@@ -31,7 +31,7 @@ _PROXY_PREFIXES: Final = (
     b"x-original", b"x-proxy",
     b"x-real-ip", b"x-request-start", b"x-sucuri-", b"x-vercel-",
 )  # fmt: skip
-"""How the names of the header fields begin that proxies add."""
+"""Prefixes of the header fields that proxies add."""
 
 
 def is_local_host(header: bytes) -> bool:
@@ -55,7 +55,7 @@ def refusal(scope: Mapping[str, Any]) -> str:
     locally, and shows no trace of a proxy. The text repeats nothing of the request.
 
     Args:
-        scope: of a request to an ASGI application.
+        scope: ASGI scope of a request.
     """
     client = scope.get("client")
     if not client or not is_loopback(client[0]):

@@ -30,12 +30,7 @@ NEAREST = {
     "conditions": ("test_conditions.py", "test_async_conditions.py", "test_expect.py"),
     "dispatcher": ("test_fairness.py", "test_bounds.py", "test_model_purgatory.py"),
     "failure": ("test_operation.py",),
-    "home": (
-        "test_purgatory.py",
-        "test_closing.py",
-        "test_statistics.py",
-        "test_missed_triggers.py",
-    ),
+    "home": ("test_purgatory.py", "test_closing.py", "test_missed_triggers.py"),
     "loop": ("test_handles.py", "test_threads.py", "test_wheel_timer.py", "test_deadlines.py"),
     "purgatory": ("test_purgatory.py", "test_deliveries.py", "test_arguments.py"),
     "threshold_queue": ("test_thresholds.py",),
@@ -43,7 +38,7 @@ NEAREST = {
     "observers": ("test_observers.py", "test_threshold_observers.py"),
     "key_check": ("test_key_check.py", "test_fairness.py", "test_observers.py"),
     "watch_lists": ("test_model_purgatory.py", "test_key_check.py", "test_random_histories.py"),
-    "wheel": ("test_wheel.py", "test_clock.py", "test_bounds.py"),
+    "wheel": ("test_wheel.py", "test_clock.py", "test_bounds.py", "test_model_wheel.py"),
     "wheel_timer": ("test_wheel_timer.py", "test_arguments.py"),
 }
 """Test files of modules that have several, or none with the module's name."""

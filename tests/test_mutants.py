@@ -15,7 +15,7 @@ def test_each_module_has_a_nearest_file():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_broken_line_is_noticed_and_equal_one_is_not(tmp_path):
+def test_only_a_broken_line_is_noticed(tmp_path):
     copy = Copy(tmp_path)
     file = copy.core / "arguments.py"
     source = file.read_text()

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from enum import Enum
+from importlib.metadata import version
 from inspect import Parameter, isfunction, isroutine, signature
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -47,6 +48,12 @@ def test_all_is_sorted_and_names_what_is_public(module):
         if not name.startswith("_") and (is_ours(value) or name.isupper())
     }
     assert module.__all__ == sorted(public)
+
+
+def test_version_equals_that_of_the_distribution():
+    assert purgatory.__version__ == version("asyncio-purgatory")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        purgatory.nonsense  # noqa: B018
 
 
 def may_be_subclassed(value: type) -> bool:

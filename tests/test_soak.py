@@ -1,4 +1,5 @@
-"""Each public call that waits, or ends or limits a wait, leaves no memory in use, however it ends.
+"""Each public call that waits, or ends or limits a wait, leaves no memory in use, however it ends,
+with and without an observer.
 
 The loop runs on virtual time, which advances by 10 ms every eighth cycle, and Python's collector of
 reference cycles is off, except for the calls that leave cycles to it (`COLLECTED`).
@@ -25,6 +26,7 @@ from helpers import collector, iterations
 import purgatory as library
 from purgatory import (
     DelayedOperation,
+    Ended,
     IdleTracker,
     OperationCancelled,
     OperationTimeout,
@@ -42,14 +44,18 @@ CANCELLED, WELL = asyncio.CancelledError, type(None)
 class World:
     """The objects of the calls.
 
+    Args:
+        is_observed: the purgatories have an observer.
+
     Attributes:
         ready: numbers of the cycles whose conditions hold.
         error: raised by the hooks of a cycle that is to fail.
     """
 
-    def __init__(self) -> None:
-        self.purgatory: Purgatory[Any] = Purgatory()
-        self.thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+    def __init__(self, is_observed: bool = False) -> None:
+        observer = Forgetful() if is_observed else None
+        self.purgatory: Purgatory[Any] = Purgatory(observer=observer)
+        self.thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory(observer=observer)
         self.timer = WheelTimer()
         self.ready: set[int] = set()
         self.error: Exception | None = None
@@ -76,6 +82,20 @@ class World:
     def end_key(self, number: int) -> None:
         self.purgatory.cancel_for_key(number)
         self.thresholds.fail(number, OperationCancelled())
+
+    def fail_key(self, number: int) -> None:
+        self.purgatory.fail(number, ConnectionError())
+        self.thresholds.fail(number, ConnectionError())
+
+
+class Forgetful:
+    """An observer that keeps nothing."""
+
+    def operation_started(self, operation: object) -> None: ...
+
+    def operation_ended(self, ended: Ended) -> None: ...
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None: ...
 
 
 class Flag(DelayedOperation[int]):
@@ -135,6 +155,7 @@ ENDS: dict[str, tuple[type, Callable[[World, int, "asyncio.Task[Any]"], object]]
     "expired": (TimeoutError, lambda *_: None),
     "its task cancelled": (CANCELLED, lambda _, __, task: task.cancel()),
     "its key ended": (OperationCancelled, lambda world, number, _: world.end_key(number)),
+    "its key failed": (ConnectionError, lambda world, number, _: world.fail_key(number)),
     "its hook raises": (LookupError, lambda world, number, _: world.finish(number)),
 }
 UNCONDITIONAL = ("receive", "expect", "ThresholdPurgatory.wait")
@@ -167,6 +188,12 @@ CALLS: dict[str, Callable[[World], Cycle]] = {
     f"{wait}, {how}": of_wait(wait, how)
     for wait, how in product(WAITS, ENDS)
     if how != "its hook raises" or wait not in UNCONDITIONAL
+}
+OBSERVED = "observed "
+CALLS |= {
+    f"{OBSERVED}{name}": CALLS[name]
+    for name in [*CALLS]
+    if name.startswith(("wait,", "receive,", "ThresholdPurgatory"))
 }
 
 
@@ -241,8 +268,11 @@ async def aclose_of_new_purgatories(world: World, number: int) -> None:
     await iterations(1)
     check(await drained.aclose(drain=1.0) == [])
     await end(task, WELL)
-    with IdleTracker[int](30.0, check) as tracker:
-        tracker.touch(number)
+    with IdleTracker[object](0.01, lambda _: None, observer=Forgetful()) as tracker:
+        tracker.touch(IdleTracker)
+        await asyncio.sleep(0.02)
+        check(not len(tracker))
+        tracker.touch(object())
 
 
 async def wheel_timer(world: World, number: int) -> None:
@@ -265,11 +295,12 @@ CALLS |= {
 
 COLLECTED = {
     "aclose_of_new_purgatories",
+    "expect, its key failed",
     *(name for name in CALLS if name.endswith("its hook raises")),
 }
 """Calls that leave reference cycles to the collector: they drop a whole purgatory, whose parts
-refer to each other, or an operation with a failed hook, to which the exception's traceback
-refers."""
+refer to each other, or an operation with a failed hook, or a reply that has failed, to which the
+exception's traceback refers."""
 
 STAGES = 4
 CYCLES, CYCLES_COLLECTED = 128, 2048
@@ -289,7 +320,7 @@ def is_slow(name: str) -> bool:
 async def soak(name: str, cycles: int) -> tuple[list[int], int]:
     """Bytes by which each stage but the first, the warm-up, grows, and the objects in cycles."""
     grown, cyclic = [], 0
-    before, cycle = 0, CALLS[name](World())
+    before, cycle = 0, CALLS[name](World(name.startswith(OBSERVED)))
     for stage in range(STAGES):
         for number in range(stage * cycles, (stage + 1) * cycles):
             await cycle(number)

@@ -122,8 +122,8 @@ def python_consume(address: str, topic: str, group: str) -> None:
 
 
 async def started(make: Callable[[], Any]) -> Any:
-    """A client that has connected. One whose first connection is cut gives up, so another one is
-    made."""
+    """A client that has connected. A client gives up when its first connection is cut, so another
+    one is made."""
     from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
 
     while True:

@@ -10,7 +10,7 @@
         outcome = await poll.wait_for(jobs, lambda: results.get(name), [name])
         return outcome.response()
 
-The wait ends in one of four ways: the result is there, the deadline has come, the client has
+The wait ends in one of four ways: the result is there, the deadline has passed, the client has
 disconnected, or the server stops. `poll.result` returns the value alone, and `poll.run(awaitable)`
 waits for any awaitable. WebSockets can wait as requests do. With `Versions` a client misses nothing
 between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.

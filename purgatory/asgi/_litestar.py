@@ -13,7 +13,7 @@ from purgatory.asgi._request import Scope
 
 
 class LitestarOutcome(Outcome[Any], Response[Any]):  # type: ignore[misc]  # final for users
-    """An outcome that Litestar takes for a response."""
+    """An outcome that Litestar accepts as a response."""
 
     def response(self) -> Any:
         """A response of Litestar."""

@@ -1,5 +1,4 @@
-"""The polls that are open on one event loop, from the beginning of an application's lifespan to its
-end.
+"""The polls that are open on one event loop, from the start of an application's lifespan to its end.
 
     polls.open                register                 unregister
       ...  a request waits ──────────> it is counted ────────────> it is not
@@ -8,7 +7,7 @@ end.
         per iteration of the loop
 
 Each lifespan and each loop has a new `OpenPolls`. A poll unregisters where it registered, and a
-stop that is under way ends only the polls that were open when it began.
+stop that is under way ends only the polls that were open at its start.
 
 **At a signal** the polls are stopped before the server handles it.
 
@@ -23,7 +22,7 @@ handler of the signal: the wrapper schedules our callback, and calls the previou
 
 Several chains may wrap one signal, and be removed in any order. Each has a link, and its `previous`
 is the handler that it wraps. An inactive link only passes the signal on, and is unlinked when it is
-the first one, or between two others of ours:
+the first one, or between two links of ours:
 
     first.install, second.install    second -> first -> the server's
     first.remove                     second ----------> the server's
@@ -122,7 +121,7 @@ class OpenPolls:
         self.has_stopped = False
         """Whether the grace is over, too."""
         self.polls: dict[Stoppable, Hashable] = {}
-        """Each with the key of the client that it counts for, or None."""
+        """The open polls, each with the key of the client that it counts for, or None."""
         self.per_client: dict[Hashable, dict[Stoppable, None]] = {}
         """The polls of each limited client, the oldest first."""
         self._to_stop: deque[Stoppable] = deque()

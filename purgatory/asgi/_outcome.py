@@ -214,7 +214,7 @@ class Framework(NamedTuple):
     """The classes of one framework."""
 
     outcome: type[Outcome[Any]]
-    """Outcomes, which the framework takes for responses."""
+    """Outcomes, which the framework accepts as responses."""
     ended: type[PollEnded]
     """`PollEnded` in an HTTP request."""
     socket_ended: type[PollEnded]
@@ -283,20 +283,20 @@ def malformed(reason: str, scope: Scope) -> Outcome[Any]:
 
 
 def _cut(reason: str) -> str:
-    """The beginning of a reason, in whole characters, that fits into `MAX_REASON_BYTES`."""
+    """As many whole characters of a reason as fit into `MAX_REASON_BYTES`."""
     return reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 @final
 class PollNotifier:
-    """Notifies `observers`, of whom there is at least one, of the waits of requests, as a purgatory
-    does of its operations: see `purgatory.Observer`.
+    """Notifies one or more `observers` of the waits of requests, as a purgatory does of its
+    operations: see `purgatory.Observer`.
 
     These operations have no keys, and their kind is "poll". The purgatory in which a request waits
     notifies its own observers.
 
     Args:
-        name: of the polls.
+        name: name of the `LongPolls`.
         observers: the observers that `observers_of` returned.
     """
 

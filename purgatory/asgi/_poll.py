@@ -125,7 +125,7 @@ class Poll:
         self._ending: Ending | None = None
         """Why its wait is interrupted."""
         self._reason = ""
-        """The same in words, if they are not the ending's."""
+        """The reason for the client, if it is not the usual one of the ending."""
 
     @property
     def timeout(self) -> float:
@@ -234,7 +234,7 @@ class Poll:
                 the task is cancelled before the value is returned, `give_back` is called with it
                 and the keys are checked: the outcome is `GONE`, and the next waiter gets the value.
                 Without `give_back` the value is lost.
-            kind: what figures of the purgatory call this wait; by default as in
+            kind: name of this wait in metrics and journals; by default as in
                 `Purgatory.wait_for`.
 
         Raises:
@@ -316,7 +316,7 @@ class Poll:
 
         Raises:
             RuntimeError: this poll waits already, or the relay was never opened.
-            TypeError, ValueError, WrongLoop: as `Relay.receive`.
+            TypeError, ValueError, WrongLoop: see `Relay.receive`.
             BaseException: the exception of the server's `receive`.
         """
         try:
@@ -355,10 +355,10 @@ class Poll:
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
     def refuse(self, reason: str) -> Outcome[Any]:
-        """The outcome of a wait that cannot begin: `REFUSED`, 503 with `Retry-After`.
+        """The outcome of a wait that cannot start: `REFUSED`, 503 with `Retry-After`.
 
         Args:
-            reason: for the client; at most 123 bytes of UTF-8 are sent.
+            reason: text for the client; at most 123 bytes of UTF-8 are sent.
         """
         return self._outcome(Ending.REFUSED, reason=reason)
 

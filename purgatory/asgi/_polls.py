@@ -66,8 +66,8 @@ class LongPolls:
     Args:
         max_wait: limit of each wait, in seconds; more than zero.
         default_wait: wait of a request that names none, in seconds; `None` for `max_wait`.
-        spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls
-            that started together do not all end together.
+        spread: largest fraction, from 0 to 1, by which each wait is shortened at random, so that
+            polls that started together do not all end together.
         wait_parameter: name of the query parameter that requests a wait.
         max_open: how many may be open at once, `inf` for no limit; one more is refused. By default
             three quarters of the limit of open files (`ulimit -n`) when this is made.
@@ -79,7 +79,7 @@ class LongPolls:
             the peer's address: behind a proxy that is the proxy's address, unless the server
             replaces it by the client's.
         retry_after: least value of `Retry-After` in refusals, in seconds, rounded up.
-        retry_jitter: each `Retry-After` is longer by up to this many whole seconds, at random, so
+        retry_jitter: most whole seconds by which each `Retry-After` is lengthened at random, so
             that refused clients do not come back together; zero and more.
         grace: seconds for which open polls may continue when the server is to stop, before they
             are answered.
@@ -334,7 +334,7 @@ class LongPolls:
         """The open polls of the running loop.
 
         Args:
-            reset: a lifespan begins, so a stop of an earlier one does not count any more.
+            reset: a lifespan starts, so a stop of an earlier one does not count any more.
         """
         loop, known = get_running_loop(), self._open_polls
         if known is not None and known.loop is loop and not (reset and known.is_stopping):
@@ -402,9 +402,9 @@ class PollMiddleware:
 
 
 async def _send(client: Client, send: Send, message: Message) -> None:
-    """Sends a message of the application. The answer to a poll is kept by no cache, unless it says
-    so. The close of a WebSocket after the client's own is left out, since some servers report it as
-    an error."""
+    """Sends a message of the application. No cache may keep the answer to a poll, unless the
+    application allows it. The close of a WebSocket after the client's own is left out, since some
+    servers report it as an error."""
     if message["type"] == "http.response.start":
         if client.has_polled:
             headers = list(message.get("headers", ()))

@@ -9,7 +9,7 @@
                                                                   rounded up
     nothing        60          0         default_wait
 
-Polls that began together, after a restart for instance, would all come back at once, again and
+Polls that started together, after a restart for instance, would all come back at once, again and
 again: `spread` shortens each wait by up to that fraction. Consul adds up to a sixteenth, but in RFC
 7240 the client names an upper bound, after which it may have disconnected.
 
@@ -23,7 +23,7 @@ An ASGI server announces a disconnect through the channel that also brings the b
 read that channel, and may get a piece of the body, which the application needs. Two readers would
 take messages from each other, and a reader behind middleware that wraps `receive` sees only the
 messages that the middleware passes on. So the outermost layer puts a `Client` in front of the
-channel, and all others ask the `Client`:
+channel, and everything else asks the `Client`:
 
     the server              Client                    caller
     http.request "par"  ->  buffer: "par"             a wait has the client read on

@@ -13,7 +13,7 @@ from purgatory.asgi._request import Receive, Scope, Send
 
 
 class StarletteOutcome(Outcome[Any], Response):  # type: ignore[misc]  # final for users
-    """An outcome that Starlette takes for a response."""
+    """An outcome that Starlette accepts as a response."""
 
     headers: Any = None  # of the instance: hides the property of `Response`
     background: Any = None

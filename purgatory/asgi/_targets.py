@@ -64,8 +64,8 @@ class Target(Generic[T]):
         return Ending.REFUSED if isinstance(error, PurgatoryFull) else None
 
     def late_value(self) -> tuple[T] | None:
-        """The value, in a tuple, if it had arrived when the wait was cancelled, and would be lost
-        otherwise."""
+        """The value, in a tuple, if it had arrived before the wait was cancelled: else it would be
+        lost."""
         return None
 
     def give_back(self) -> bool:
@@ -112,7 +112,7 @@ class PredicateTarget(Target[Any]):
 
     Args:
         poll: is not interrupted.
-        purgatory, predicate, keys, give_back, kind: as in `Poll.wait_for`.
+        purgatory, predicate, keys, give_back, kind: see `Poll.wait_for`.
     """
 
     __slots__ = (
@@ -142,7 +142,7 @@ class PredicateTarget(Target[Any]):
         self._give_back = give_back
         self._kind = kind
         self._found: tuple[Any] | None = None
-        """Its last value, in a tuple, if that was true."""
+        """Last value of the predicate, in a tuple, if it was true."""
         self._error: BaseException | None = None
 
     def wait(self, seconds: float) -> Awaitable[Any]:

@@ -71,8 +71,8 @@ class Versions(Generic[K]):
             epoch. Letters, digits and underscores.
         unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
         index_parameter: the query parameter that may replace `If-None-Match`.
-        relay: whose versions these are, in place of `thresholds` and `epoch`. They rise by `await
-            relay.bump(key)`.
+        relay: a `Relay` that has the versions, in place of `thresholds` and `epoch`. `await
+            relay.bump(key)` raises them.
 
     Raises:
         ValueError: an argument is out of its bounds.
@@ -133,7 +133,7 @@ class Versions(Generic[K]):
 
     @property
     def epoch(self) -> str:
-        """Distinguishes these numbers from others.
+        """Distinguishes these numbers from the numbers of other servers.
 
         Raises:
             RuntimeError: the versions come from a relay that was never open.
@@ -160,7 +160,7 @@ class Versions(Generic[K]):
             The new version.
 
         Raises:
-            PurgatoryFull, TypeError: as `ThresholdPurgatory.advance`.
+            PurgatoryFull, TypeError: see `ThresholdPurgatory.advance`.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             RuntimeError: these are the versions of a relay.
         """
@@ -222,7 +222,7 @@ class Versions(Generic[K]):
             belongs. At the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
 
         Raises:
-            RuntimeError, PurgatoryFull: as `Poll.reach`.
+            RuntimeError, PurgatoryFull: see `Poll.reach`.
         """
         if self.relay is not None:
             return await self._changed_in(self.relay, poll, cast(str, key))

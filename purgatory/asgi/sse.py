@@ -1,11 +1,13 @@
 """Server-sent events: a stream with an event for each version, which can be resumed.
 
-    event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:],
-    seen + 1))
+    def read(seen: int) -> Iterable[tuple[int, str]]:
+        return enumerate(news[seen:], seen + 1)
+
+    event_source(polls.poll(request.scope), versions, "news", read)
 
     GET /news/events                              id: 8f3a21c0-1   data: hello
                                                   id: 8f3a21c0-2   data: again
-    the connection breaks, two more come
+    the connection breaks, two more are published
     GET /news/events  Last-Event-ID: 8f3a21c0-2   id: 8f3a21c0-3 ...
 
 A browser sends the header only when it reconnects by itself. A page that makes a new `EventSource`
@@ -78,12 +80,12 @@ def event_source(
         versions: the versions of `key`.
         key: the key of the versions.
         read: is called with the last version that the client has, 0 if it has none of this epoch,
-            and returns what came after it: pairs of a version and the data of its event, in order.
+            and returns the later ones: pairs of a version and the data of its event, in order.
             It may be asynchronous, for instance a query.
         ping: seconds between two comments that keep the connection alive; 0 for none.
         send_timeout: seconds for which the client may take no data, more than zero, before the
             stream is cut off; `inf` for no limit. The server and the network buffer some data, and
-            this time begins when their buffers are full.
+            this time starts when their buffers are full.
 
     Returns:
         A streaming response; or, if too many polls are open or the server stops, a stream without
@@ -177,7 +179,7 @@ def _refused(refusal: Outcome[Any]) -> Response:
 
 
 def _encoded(tag: str, data: Any) -> bytes:
-    """An event; data of several lines has as many fields."""
+    """An event, with a field for each line of the data."""
     lines = "".join(f"data: {line}\r\n" for line in _LINE_END.split(str(data)))
     return f"id: {tag}\r\n{lines}\r\n".encode()
 
@@ -201,5 +203,5 @@ async def _events(
         if not outcome.is_satisfied:
             return
         now = versions.version(key) if versions.relay is None else outcome.value or 0
-        if now <= seen:  # the key was forgotten, or a relay has begun a new epoch
+        if now <= seen:  # the key was forgotten, or a relay has started a new epoch
             seen = 0

@@ -1,7 +1,7 @@
 """The state of the page as plain data for JSON: times as durations in seconds, keys as text.
 
-It comes from public names alone: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls
-    and the relay.
+Only public names are read: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls and
+the relay.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -47,7 +47,7 @@ MAX_ROWS: Final = 50
 MAX_HOT_KEYS: Final = 10
 
 MAX_ADDRESS_BYTES: Final = 1000
-"""As JSON, so that it fits into an announcement."""
+"""Limit of an address as JSON, so that it fits into an announcement."""
 
 MAX_SAFE_INTEGER: Final = 2**53
 """Up to here a number of JavaScript is exact."""
@@ -262,8 +262,8 @@ def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
 
 
 def describe_other(other: "Worker", now: float) -> dict[str, Any]:
-    """Another worker. It announced this through a store to which others may write, so it is not
-    trusted."""
+    """Another worker. It announced this through a store that other programs may write to, so it is
+    not trusted."""
 
     def number(name: str) -> float | None:
         value = other.about.get(name)

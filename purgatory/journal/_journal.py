@@ -38,7 +38,7 @@ class Journal:
     Any number of journals, of any processes, may share a directory. If it is removed, it is created
     again with the next file. If the process is killed, the rows that are not yet in a file are
     lost: at most the rows of the last `file_seconds`. A file in ``runs`` then has the number of
-    operations that had ended, at most a quarter of a second old. Instants come from the loop's
+    operations that had ended, at most a quarter of a second old. Instants are read from the loop's
     clock, converted to UTC with an offset that is measured once for each name of a purgatory, at
     its first event. Later changes of the machine's clock have no effect.
 
@@ -46,7 +46,7 @@ class Journal:
     run.
 
     Args:
-        directory: of the files, in the folders ``operations`` and ``checks``; created if it does
+        directory: place of the folders ``operations`` and ``checks``; created if it does
             not exist. Files have the permissions of the umask.
         key_of: returns the journal's text for a key, for instance its hash. Called
             on the journal's own thread.
@@ -89,7 +89,7 @@ class Journal:
     def for_purgatory(self, name: str) -> Observer:
         """Returns the observer of a purgatory of this name. `Purgatory` calls it; so should an
         observer that forwards events to a journal."""
-        recorder: Any = self._recorder_of(name)  # pyright takes slots for methods
+        recorder: Any = self._recorder_of(name)  # pyright regards slots as methods
         return recorder  # type: ignore[no-any-return]
 
     def operation_ended(self, ended: Ended) -> None:

@@ -18,7 +18,7 @@ class RunCounter:
     """The file of one run.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
@@ -35,7 +35,7 @@ class RunCounter:
         """Creates the file again if its folder was removed.
 
         Raises:
-            OSError: it cannot be created.
+            OSError: the file cannot be created.
         """
         if not self._path.exists():
             removed = self._file

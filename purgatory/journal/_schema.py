@@ -38,8 +38,8 @@ OPERATIONS: Final = pa.schema(
 - `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end
   was not written.
 - `timeout_s`: null without a deadline. `outcome`: completed, expired or cancelled.
-- `failed_tries`: the number of tries that failed. `ended_by`: the key whose check
-  completed it, or null.
+- `failed_tries`: the number of tries that failed. `ended_by`: the key, if a check of it completed
+  the operation, or null.
 - `missed_trigger`: whether the try at its deadline completed it.
 """
 

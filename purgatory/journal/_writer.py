@@ -77,16 +77,16 @@ class JournalStatistics:
     """Operations that were not recorded: `max_rows` or `max_bytes` were reached, or the journal was
     closed."""
     dropped_checks: int
-    """The same for checks."""
+    """Checks that were not recorded, for the same reasons."""
     lost: int
     """Operations that were recorded and not written: the disk failed until the journal was closed,
     or they could not be converted to rows."""
     lost_checks: int
-    """The same for checks."""
+    """Checks that were recorded and not written, for the same reasons."""
     files: int
     """Files that were written."""
     bytes: int
-    """Their size."""
+    """Size of these files."""
     failure: str | None
     """The error of the last attempt to write a file; None if it succeeded."""
 
@@ -425,7 +425,7 @@ def _take(queue: list[Any], fields: Sequence[str], sized: str) -> list[Any]:
     The loop's thread extends the list meanwhile; each of these statements is atomic.
 
     Args:
-        fields: of a record.
+        fields: names of a record's fields.
         sized: the field that counts as the size.
     """
     width = len(fields)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay
 
 observed_providers: "WeakSet[MeterProvider]" = WeakSet()
-"""Meter providers with instruments. They keep the first callback of a name, and drop others
+"""Meter providers with instruments. They keep the first callback of a name, and drop later ones
 without an error."""
 
 
@@ -45,7 +45,7 @@ def observe(
             that share a name are summed up.
         thresholds: read in the same way.
         polls: read for open polls and their endings.
-        relay: its connection, its counts, and its waits for versions and values.
+        relay: read for its connection, its counts, and its waits for versions and values.
         meter_provider: creates the instruments, and reads them on its own thread; by default the
             global one.
 

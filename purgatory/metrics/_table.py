@@ -32,7 +32,7 @@ is counted apart."""
 
 
 class Polls(Protocol):
-    """A `purgatory.asgi.LongPolls`, whose package imports this one."""
+    """The part of `purgatory.asgi.LongPolls` that is exported."""
 
     @property
     def open(self) -> int:
@@ -134,9 +134,9 @@ class Metric(NamedTuple):
     """The source that it needs; None if it is exported in any case."""
     sort: Literal["counter", "gauge", "histogram"]
     name: str
-    """Its name in Prometheus, after `purgatory_`."""
+    """Name in Prometheus, after `purgatory_`."""
     otel_name: str
-    """Its name in OpenTelemetry, after `purgatory.`."""
+    """Name in OpenTelemetry, after `purgatory.`."""
     unit: str
     labels: tuple[str, ...]
     text: str

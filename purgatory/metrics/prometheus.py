@@ -60,8 +60,8 @@ def collector(
             that share a name are summed up.
         thresholds: read in the same way.
         polls: read for open polls and their endings.
-        relay: its connection, its counts, and its waits for versions and values; a process has one
-            relay.
+        relay: read for its connection, its counts, and its waits for versions and values; a process
+            has one relay.
         stream: the counts of a stream of `purgatory.pipeline`.
 
     Raises:
@@ -82,8 +82,8 @@ def serve(
     Args:
         ports: one for each worker, and some more: a new worker may start before its predecessor
             has ended.
-        address: to listen on; it should be reachable only for readers of the metrics. On
-            a local one requests under a foreign `Host` are refused: see `purgatory._local`.
+        address: address to listen on; only readers of the metrics should reach it. On a local
+            address requests with a foreign `Host` are refused: see `purgatory._local`.
         registry: the registry to serve.
 
     Returns:
@@ -110,7 +110,7 @@ def serve(
 
 
 def _refuse_foreign_hosts(app: Callable[..., Any]) -> Callable[..., Any]:
-    """A WSGI application that answers requests under a local name, and 403 to others."""
+    """A WSGI application that answers requests under a local name, and 403 to other requests."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if is_local_host(environ.get("HTTP_HOST", "").encode("latin-1")):

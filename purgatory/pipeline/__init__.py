@@ -5,7 +5,6 @@ There are four programs: ``report`` and ``compact`` read the journals of purgato
 `purgatory.pipeline.streaming` does for your own DataFrames. Each is a package or a module. The
 modules beside them are shared: files and rows of journals, and the Spark session.
 
-``report`` needs the extra ``report``, and for large journals or those on other machines the extra
-``spark`` and Java 17, as ``stream`` and ``synth`` do. ``compact`` needs the extra
-``journal``.
+``report`` and ``synth`` need the extra ``report``, ``compact`` needs the extra ``journal``.
+``stream``, and ``report`` on a cluster or a URI, need the extra ``spark`` and Java 17.
 """

@@ -105,7 +105,7 @@ def _add_arguments(parser: argparse.ArgumentParser, name: str, program: Program)
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused an error, perhaps through others: it also reaches Java, which then
+    """Whether Ctrl-C caused an error, perhaps indirectly: it also reaches Java, which then
     cannot be stopped properly."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

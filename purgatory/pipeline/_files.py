@@ -113,7 +113,7 @@ def is_hidden(name: str) -> bool:
 
 
 def within(folder: str, sizes: dict[str, int] | None) -> dict[str, int]:
-    """The sizes by names, which begin with the folder's name."""
+    """The sizes by names, each with the folder's name in front."""
     return {f"{folder}/{name}": size for name, size in (sizes or {}).items()}
 
 
@@ -133,7 +133,7 @@ def in_folders(name: str) -> dict[str, str | None]:
     ``purgatory=jobs/part-0.parquet``.
 
     Args:
-        name: of the file, in its journal's folder.
+        name: name of the file, in its journal's folder.
     """
     parts = (part.partition("=") for part in name.split("/")[:-1] if "=" in part)
     return {column: None if value == NULL else unquote(value) for column, _, value in parts}

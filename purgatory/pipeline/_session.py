@@ -55,7 +55,7 @@ SUBMIT_OPTIONS: Final = {
 }
 """The options of ``spark-submit`` that settings of ours could change."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
-"""The characters that Spark takes for patterns in the name of a folder."""
+"""The characters that Spark reads as patterns in the name of a folder."""
 
 
 def literal(path: str) -> str:
@@ -74,7 +74,7 @@ def spark_session(
     """A session, which is stopped at the end of the block.
 
     Args:
-        name: of the application, as a cluster shows it.
+        name: name of the application, as a cluster shows it.
         master: the URL of Spark: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By
             default from ``spark-submit``, ``SPARK_REMOTE`` or Spark's own configuration, or else
             ``local[*]``.

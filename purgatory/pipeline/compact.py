@@ -43,7 +43,7 @@ def compact(folder: Path, kind: str, older_than: float) -> tuple[int, int, dict[
     """Merges the files of a folder.
 
     Args:
-        folder: of a journal.
+        folder: folder of a journal.
         kind: ``operations`` or ``checks``.
         older_than: the age from which files are merged, in seconds.
 

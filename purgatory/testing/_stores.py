@@ -22,7 +22,7 @@ else:
     Store = Any  # for `get_type_hints`
 
 Make = Callable[[], "Store"]
-"""Makes another object for the same store, which is empty at the beginning of a check."""
+"""Makes another object for the same store, which is empty at the start of a check."""
 
 Check = Callable[[Make], Coroutine[Any, Any, None]]
 

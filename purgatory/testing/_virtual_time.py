@@ -31,7 +31,7 @@ The clock is frozen while callbacks run and while anything is ready. A task that
 `asyncio.sleep(0)` until the clock has moved spins for ever, and so does a thread that holds time
 and itself waits for time to pass on the loop.
 
-The idea comes from trio's `MockClock` with `autojump_threshold=0`, and of tokio's paused time.
+The idea comes from trio's `MockClock` with `autojump_threshold=0`, and from tokio's paused time.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     however far ahead. A jump costs one iteration of the loop.
 
     Args:
-        start: The loop time at the beginning, in seconds; finite. For code that must also be right
+        start: The loop time at the start, in seconds; finite. For code that must also be right
             far from zero.
 
     Raises:

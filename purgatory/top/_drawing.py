@@ -73,7 +73,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> l
 
 
 def keys_of(each: dict[str, Any], width: int) -> str:
-    """The keys of an operation, as many whole keys as there is room for, and how many others wait
+    """The keys of an operation, as far as whole keys fit, and the number of operations that wait
     for the same keys."""
     keys = [printable(key) for key in each["keys"]]
     same, end = f" ×{each['count']}" if each.get("count", 1) > 1 else "", ""
@@ -121,9 +121,9 @@ def details(purgatory: dict[str, Any], room: int, width: int) -> list[Text]:
     """The missed triggers of a purgatory, and its operations that wait longest.
 
     Args:
-        purgatory: with all of its details.
-        room: the lines that it may take, as far as it can.
-        width: of the terminal, in columns.
+        purgatory: state of the purgatory, with its details.
+        room: lines that it may fill, as far as it can.
+        width: columns of the terminal.
     """
     facts = [plural(purgatory["keys"], "key")]
     if purgatory["withoutDeadline"]:
@@ -219,10 +219,10 @@ def screen(
     """The whole screen, as lines of at most `width` columns.
 
     Args:
-        state: of a page; None if there is none yet.
-        error: why it is not current.
-        height: of the terminal, in lines.
-        width: of the terminal, in columns.
+        state: state of a page; None if there is none yet.
+        error: reason why the state is not current.
+        height: lines of the terminal.
+        width: columns of the terminal.
         now: seconds since 1970.
     """
     if state is None:

@@ -60,7 +60,7 @@ def of_a_page() -> Iterator[None]:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """The headers are secrets, of the server whose address the user gave."""
+    """The headers are secrets, for the server that the user named."""
 
     # urllib passes six arguments by position
     def redirect_request(self, *request: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -75,7 +75,7 @@ class Source:
     """The server of the page, polled for one version after the other.
 
     Args:
-        url: of the page, or of its folder.
+        url: address of the page, or of its folder.
         headers: further request headers, for `authorize`.
     """
 
@@ -116,7 +116,7 @@ class Source:
             state, is_misdirected = self._ask()
             if not is_misdirected:
                 return state
-            self.probe()  # keeps the others busy, too
+            self.probe()  # keeps the other workers busy, too
         gone, self.wanted = self.wanted, ""
         raise OSError(f"worker {gone} does not answer")
 

@@ -114,20 +114,6 @@ async def test_removed_listener_is_not_notified():
     assert notified == [[], ["ended"], []]
 
 
-async def test_receive_error_is_announced_and_raised_later():
-    async def receive() -> Message:
-        raise ConnectionError("the server is broken")
-
-    client, listener = Client(receive), Listener()
-    client.add_listener(listener)
-    await iterations(3)
-    assert (listener.notified, client.disconnected) == (["left"], False)
-    with pytest.raises(ConnectionError, match="the server is broken"):
-        client.add_listener(Listener())
-    with pytest.raises(ConnectionError, match="the server is broken"):
-        await client.receive()
-
-
 @given(st.text("wait&=%+;6a1 é", max_size=20).map(lambda text: text.encode("latin-1")))
 @example(b"a=1&a=2&b=")
 @example(b"a=%20x%C3%A9")

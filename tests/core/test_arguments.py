@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import inf, nan
 
 import pytest
-from helpers import Probe, counts, iterations, outcome, watch_all
+from helpers import Listener, Probe, counts, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 import purgatory as library
@@ -249,7 +249,7 @@ def test_timeout_and_deadline_exclude_each_other(timeout, deadline):
             (make, {"observer": observer}, TypeError, "observer must have a method")
             for make in (Purgatory, ThresholdPurgatory,
                          lambda observer: IdleTracker(5, print, observer=observer))
-            for observer in (object(), [None], ["journal"],
+            for observer in (object(), [None], [Listener(), "journal"],
                              type("Half", (), {"operation_ended": print})())
         ),
     ],

@@ -1,31 +1,17 @@
-"""Asynchronous predicates that check their own keys, swallow their cancellation, start their work
-when called, or return another type the next time: the wait ends at the right time with the right
-result."""
+"""Asynchronous predicates that close their own purgatory, start their work when called, or return
+another type the next time: the wait ends at the right time with the right result."""
 
 import asyncio
 import types
-from contextlib import suppress
 
 import pytest
-from helpers import Broken, Probe, iterations, outcome, watch_all
+from helpers import Probe, iterations, outcome, watch_all
 from loops import on_virtual_time
 
-from purgatory import OperationCancelled, OperationTimeout, Purgatory, PurgatoryFull
+from purgatory import OperationCancelled, Purgatory, PurgatoryClosed, PurgatoryFull
 
 MANY = 2000
 """Enough operations under a key that a check takes several iterations of the loop."""
-
-
-class Counted:
-    """Counts calls, and raises after `most` of them, so that an endless loop ends."""
-
-    def __init__(self, most=1000):
-        self.calls, self.most = 0, most
-
-    def __call__(self):
-        self.calls += 1
-        if self.calls > self.most:
-            raise Broken(f"called more than {self.most} times")
 
 
 async def begin(purgatory, predicate, timeout=None, key="key"):
@@ -52,37 +38,6 @@ def make_busy(purgatory, ready=False):
     for operation in operations:
         operation.ready = ready
     purgatory.check_and_complete("key")
-
-
-# A predicate that swallows its cancellation
-
-
-async def stubborn():
-    with suppress(asyncio.CancelledError):
-        await asyncio.sleep(float("inf"))
-    return False
-
-
-@on_virtual_time
-@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel_for_key", "acancel_for_key"])
-async def test_wait_ends_though_predicate_swallows_its_cancellation(end):
-    async with Purgatory() as purgatory:
-        counted = Counted()
-
-        def predicate():
-            counted()
-            return stubborn()
-
-        task = await begin(purgatory, predicate, 60)
-        if end != "deadline":
-            answer = getattr(purgatory, end)(*([] if end == "aclose" else ["key"]))
-            if asyncio.iscoroutine(answer):
-                await answer
-        assert type(await outcome_soon(task)) is (
-            OperationTimeout if end == "deadline" else OperationCancelled
-        )
-        assert counted.calls == 1
-        assert purgatory.pending == purgatory.watched == 0
 
 
 # When `aclose` returns, all runs have ended
@@ -224,6 +179,9 @@ async def test_work_of_refused_wait_is_cancelled(kind):
         begun = Begun(kind)
         assert type(await outcome(purgatory.wait_for(begun, ["key"], 60))) is PurgatoryFull
         assert begun.made is None or await begun.is_over()
+    begun = Begun(kind)
+    assert type(await outcome(purgatory.wait_for(begun, ["key"], 60))) is PurgatoryClosed
+    assert begun.made is None or await begun.is_over()
 
 
 @on_virtual_time

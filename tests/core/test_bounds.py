@@ -1,9 +1,7 @@
 """A burst does not stall the loop: each iteration does bounded work, the rest follows in order; and
-nothing costs more because much is pending. What has ended is freed at once."""
+nothing costs more because much is pending. That nothing is left is tested in `tests/test_soak.py`."""
 
 import asyncio
-import gc
-import weakref
 from itertools import pairwise
 from math import inf
 from time import process_time
@@ -11,21 +9,17 @@ from time import process_time
 import pytest
 from helpers import (
     Broken,
-    Listener,
     Probe,
     Pulse,
-    collector,
     iterations,
     outcome,
     profiled,
-    raiser,
     start_waits,
     watch_all,
 )
 from invariants import MAX_PER_ITERATION, check
 from loops import on_virtual_time
 
-import purgatory as library
 from purgatory import IdleTracker, Purgatory, ThresholdPurgatory, WheelTimer
 
 BURST = 5 * MAX_PER_ITERATION + 7
@@ -302,161 +296,3 @@ async def test_watching_many_keys_costs_the_same_among_others():
             purgatory.try_complete_else_watch(Probe(), range(1000))
             fastest[purgatory] = min(fastest[purgatory], process_time() - began)
         assert fastest[many] < 5 * fastest[few]
-
-
-# Memory
-
-
-class Weak:
-    """Something that a weak reference can watch."""
-
-
-def freed_by(purgatory, key):
-    """Ways to use and end something, each of which returns what has to be free afterwards."""
-
-    async def check():
-        [one] = watch_all(purgatory, [Probe(1)], [key, "second"])
-        one.ready = True
-        assert purgatory.check_and_complete(key) == 1
-        return one
-
-    async def ended(method):
-        [one] = watch_all(purgatory, [Probe(1)], [key])
-        assert getattr(one, method)()
-        return one
-
-    async def cancel_key():
-        watch_all(purgatory, [one := Probe(1)], [key])
-        assert purgatory.cancel_for_key(key) == [one]
-        return one
-
-    async def expiry():
-        watch_all(purgatory, [one := Probe(1)], [key, "second"])
-        await asyncio.sleep(2)
-        return one
-
-    async def wait():
-        one = Probe(1)
-        assert await purgatory.wait(one, [key]) == ""
-        return one
-
-    async def cancelled_wait():
-        task = asyncio.create_task(outcome(purgatory.wait(one := Probe(1), [key])))
-        await iterations()
-        task.cancel()
-        await task
-        return one
-
-    async def predicate():
-        def fail():
-            raise Broken
-
-        assert isinstance(await outcome(purgatory.wait_for(fail, [key])), Broken)
-        return fail
-
-    async def timer():
-        argument, wheel = Weak(), WheelTimer()
-        wheel.call_later(1, id, argument).cancel()
-        wheel.call_later(1, id, argument)
-        await asyncio.sleep(2)
-        return argument
-
-    async def tracker():
-        id_ = Weak()
-        with IdleTracker(1, raiser(Broken()), observer=Listener()) as ids:
-            ids.touch(id_)
-            await asyncio.sleep(2)
-            ids._observers = None
-            ids.touch(other := Weak())
-            ids.remove(other)
-        return other
-
-    async def timeout():
-        async with library.timeout(30) as limit:
-            pass
-        return limit
-
-    async def threshold():
-        async with ThresholdPurgatory() as thresholds:
-            tasks = await start_waits(thresholds, *[(key, n, n and 1) for n in range(40)])
-            thresholds.advance(key, 5)
-            thresholds.fail(key, Broken(), above=20)
-            tasks[15].cancel()
-            thresholds.forget(key)
-            await asyncio.gather(*tasks)
-            return tasks[10]
-
-    async def reply():
-        with purgatory.expect(key, 5) as reply:
-            purgatory.deliver(key, value := Weak())
-            assert await reply is value
-        return value
-
-    async def fail():
-        error = WeakError()
-
-        async def expected():
-            with purgatory.expect(key, 5) as reply:
-                await reply
-
-        for wait in (
-            purgatory.receive(key, 5),
-            expected(),
-            purgatory.wait_for(bool, [key], 5),
-            purgatory.wait_for(lambda: asyncio.sleep(0), [key], 5),
-            purgatory.wait_for(lambda: asyncio.sleep(60), [key], 5),
-        ):
-            task = asyncio.create_task(outcome(wait))
-            await iterations(2)
-            assert purgatory.fail(key, error) == 1
-            assert await task is error
-            error.with_traceback(None)
-        return error
-
-    return {
-        **{f.__name__: f for f in (check, cancel_key, expiry, wait, cancelled_wait, predicate)},
-        **{f.__name__: f for f in (timer, tracker, timeout, threshold, reply, fail)},
-        "force_complete": lambda: ended("force_complete"),
-        "cancel": lambda: ended("cancel"),
-    }
-
-
-class WeakError(Exception):
-    """Has weak references, as all exceptions of a class in Python."""
-
-
-@on_virtual_time
-@pytest.mark.cpython
-@pytest.mark.parametrize("observer", [None, Listener()], ids=["unobserved", "observed"])
-@pytest.mark.parametrize("way", freed_by(None, None))
-async def test_what_has_ended_is_freed_without_collector(way, observer, reports):
-    key, reports[:] = Weak(), []
-    async with Purgatory(observer=observer) as purgatory:
-        with collector(is_on=False):
-            reference = weakref.ref(await freed_by(purgatory, key)[way]())
-            for log in (observer.ended, observer.checks) if observer else ():
-                log.clear()
-            key = weakref.ref(key)
-            await iterations(4)
-            reports.clear()
-            assert (reference(), key()) == (None, None)
-            assert gc.collect() == 0 or way in (
-                "timer",
-                "tracker",
-                "threshold",
-            )  # themselves cycles
-        check(purgatory)
-
-
-@pytest.mark.cpython
-async def test_many_purgatories_leave_nothing(recwarn):
-    references = []
-    for _ in range(3):
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            await purgatory.wait(Probe(ready=True), ["key"])
-            thresholds.advance("key", 1)
-        references += [weakref.ref(purgatory), weakref.ref(thresholds)]
-    del purgatory, thresholds
-    await iterations(3)
-    gc.collect()
-    assert {reference() for reference in references} == {None} and not recwarn

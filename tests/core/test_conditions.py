@@ -1,74 +1,30 @@
-"""Asynchronous predicates, and delivered values."""
+"""Runs of asynchronous predicates, and the texts of errors of waits."""
 
 import asyncio
-import gc
 
 import pytest
-from helpers import Probe, iterations, outcome
+from helpers import iterations, outcome
 from loops import on_virtual_time
 
-import purgatory as library
-from purgatory import OperationTimeout, Purgatory, PurgatoryClosed, PurgatoryFull
-
-
-class World:
-    """A value that takes some time to read."""
-
-    def __init__(self, purgatory, takes=0.0):
-        self.purgatory, self.takes = purgatory, takes
-        self.value = 0
-        self.runs, self.running, self.task = [], 0, None
-
-    async def holds(self):
-        self.running += 1
-        assert self.running == 1, "two runs at a time"
-        self.task = asyncio.current_task()
-        try:
-            seen = self.value
-            self.runs.append(seen)
-            await asyncio.sleep(self.takes)
-            return seen
-        finally:
-            self.running -= 1
-
-    async def has_run(self, times):
-        """Returns when the predicate has run `count` times and time for another run has passed."""
-        while len(self.runs) < times or self.running:
-            await asyncio.sleep(0.001)
-        await iterations(5)
-
-    def set(self, value):
-        self.value = value
-        return self.purgatory.check_and_complete("key")
-
-
-@pytest.mark.parametrize("takes", [0.0, 0.01])
-async def test_asynchronous_predicate_runs_again_after_each_check(purgatory, takes):
-    world = World(purgatory, takes)
-    waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-    await world.has_run(1)
-    assert world.runs == [0] and purgatory.pending == 1
-    world.set(0)
-    await world.has_run(2)
-    assert world.runs == [0, 0]
-    world.set("there")
-    assert await waiting == "there"
-    assert world.runs == [0, 0, "there"] and world.task is waiting
-    assert purgatory.pending == purgatory.watched == 0
-    assert purgatory.statistics().completed >= 1
+from purgatory import OperationTimeout, Purgatory, PurgatoryFull
 
 
 @on_virtual_time
 async def test_checks_during_a_run_cause_one_run(purgatory):
-    world = World(purgatory, 1.0)
-    waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
+    values, runs = [0], []
+
+    async def query():
+        runs.append((values[-1], asyncio.current_task()))
+        await asyncio.sleep(1)
+        return runs[-1][0]
+
+    waiting = asyncio.create_task(purgatory.wait_for(query, ["key"], 30))
     await asyncio.sleep(0.5)
-    for _ in range(10):
-        world.set(0)
-    world.set(7)
+    for values[-1] in range(8):
+        purgatory.check_and_complete("key")
     await asyncio.sleep(0.4)
-    assert world.runs == [0]
-    assert await waiting == 7 and world.runs == [0, 7]
+    assert runs == [(0, waiting)]
+    assert await waiting == 7 and runs == [(0, waiting), (7, waiting)]
     assert asyncio.get_running_loop().time() == pytest.approx(2.0)
 
 
@@ -83,19 +39,6 @@ async def test_zero_timeout_allows_one_run_without_waiting(purgatory, timeout):
     with pytest.raises(OperationTimeout):
         await purgatory.wait_for(lambda: asyncio.sleep(1, "later"), ["key"], timeout)
     assert asyncio.get_running_loop().time() < 0.1
-
-
-async def test_unstarted_run_leaves_no_warning(recwarn):
-    gc.collect()  # what other tests have left, on PyPy
-    recwarn.clear()
-    purgatory = Purgatory(max_pending=1)
-    purgatory.try_complete_else_watch(Probe(None), ["key"])
-    for error in (PurgatoryFull, PurgatoryClosed):
-        with pytest.raises(error):
-            await purgatory.wait_for(lambda: returns(1), ["key"], 5)
-        await purgatory.aclose()
-    gc.collect()
-    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 @on_virtual_time
@@ -116,14 +59,3 @@ async def test_errors_name_the_keys():
             await jobs.wait_for(lambda: False, ["more"])
         jobs.cancel_for_key("job")
         assert str(await waiting) == "<wait for ['job'] cancelled> has no result: it was cancelled"
-
-
-# Deliver and receive
-
-
-def test_version_equals_that_of_the_distribution():
-    from importlib.metadata import version
-
-    assert library.__version__ == version("asyncio-purgatory")
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        library.nonsense  # noqa: B018

@@ -309,34 +309,6 @@ async def test_overdue_deadlines_of_all_levels_end_once(kind, start, wheel_size)
         assert sorted(ends.order) == whens and ends.loop.time() == start + 10
 
 
-@on_virtual_time
-@on_every_wheel
-async def test_machine_suspended_during_cascade_loses_nothing(kind):
-    chance = random.Random(0)
-    async with Ends(kind) as ends:
-        for _ in range(2000):
-            ends.begin(530.0 + 200.0 * chance.random())
-        await asyncio.sleep(262.144)  # their bucket then starts to cascade, over many iterations
-        await iterations(2)
-        ends.loop._set_time(ends.loop.time() + 300.0)
-        await asyncio.sleep(3600)
-        assert len(ends.late) == 2000 and min(ends.late) >= 0.0
-
-
-@on_virtual_time
-@on_every_wheel
-async def test_busy_loop_loses_nothing_of_small_wheel(kind):
-    chance = random.Random(1)
-    async with Ends(kind, wheel_size=8) as ends:
-        for _ in range(40):
-            for _ in range(50):
-                ends.begin(ends.loop.time() + 2.0 * chance.random())
-            ends.loop._set_time(ends.loop.time() + 0.1 * chance.random())
-            await iterations()
-        await asyncio.sleep(60)
-        assert len(ends.late) == 2000 and min(ends.late) >= 0.0
-
-
 async def expire_in_order_while_loop_is_held(kind, margin):
     """False if the first deadline was not `margin` ahead: a busy machine took longer to begin."""
     async with Ends(kind, wheel_size=3) as ends:

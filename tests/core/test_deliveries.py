@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers import iterations, outcome
+from helpers import Broken, iterations, outcome
 from loops import on_every_loop, on_virtual_time
 
 from purgatory import OperationTimeout, Purgatory
@@ -23,13 +23,16 @@ async def end(purgatory, how):
     if how == "deadline":
         loop._set_time(loop.time() + 10)
     else:
-        answer = getattr(purgatory, how)(*([] if how == "aclose" else ["key"]))
+        key = [] if how in ("aclose", "fail_all") else ["key"]
+        answer = getattr(purgatory, how)(*key, *[Broken()] * how.startswith("fail"))
         if asyncio.iscoroutine(answer):
             await answer
 
 
 @on_virtual_time
-@pytest.mark.parametrize("how", ["aclose", "cancel_for_key", "acancel_for_key", "deadline"])
+@pytest.mark.parametrize(
+    "how", ["aclose", "cancel_for_key", "acancel_for_key", "deadline", "fail", "fail_all"]
+)
 async def test_counted_receivers_get_value_however_waits_end(how):
     purgatory = Purgatory()
     tasks = await begin_to_receive(purgatory, MANY, 5)
@@ -40,21 +43,6 @@ async def test_counted_receivers_get_value_however_waits_end(how):
     statistics = purgatory.statistics()
     assert (statistics.completed, statistics.expired, statistics.cancelled) == (MANY, 0, 0)
     assert statistics.missed_triggers == 0
-
-
-@on_virtual_time
-async def test_counted_receivers_get_value_when_hook_closes_purgatory():
-    purgatory, closing = Purgatory(), []
-    tasks = await begin_to_receive(purgatory, MANY)
-
-    def deliver_and_close():
-        assert purgatory.deliver("key", "value") == MANY
-        closing.append(asyncio.ensure_future(purgatory.aclose()))
-        return "done"
-
-    assert await purgatory.wait_for(deliver_and_close, ["another"]) == "done"
-    assert [await task for task in tasks] == ["value"] * MANY
-    await closing[0]
 
 
 # From other threads

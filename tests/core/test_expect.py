@@ -87,9 +87,4 @@ async def test_misuse_is_refused(purgatory):
         await reply
     with reply, pytest.raises(OperationReused):
         reply.__enter__()
-    for timeout, error in ((float("nan"), ValueError), ("5", TypeError)):
-        with pytest.raises(error):
-            purgatory.expect("key", timeout)
-    with pytest.raises(TypeError, match="unhashable"), purgatory.expect([]):
-        raise AssertionError
     assert counts(purgatory) == (0, 0, 0)

@@ -80,23 +80,6 @@ async def test_operation_that_is_not_awaited_keeps_the_error(purgatory, reports,
 
 
 @on_virtual_time
-async def test_receiver_that_was_counted_gets_its_value(purgatory, lost):
-    receiving = asyncio.create_task(purgatory.receive("key"))
-    await iterations(2)
-    delivered = []
-
-    class Delivers(Probe):
-        def try_complete(self):
-            delivered.append(purgatory.deliver("key", "value"))
-            assert purgatory.fail("key", lost) == 0
-            return False
-
-    purgatory.try_complete_else_watch(Delivers(5), ["other"])
-    assert delivered == [1] and await receiving == "value"
-    purgatory.cancel_for_key("other")
-
-
-@on_virtual_time
 @pytest.mark.parametrize("call", [Purgatory.fail, Purgatory.fail_all])
 async def test_refused_error_changes_nothing(purgatory, call, lost):
     [operation] = watch_all(purgatory, [Probe(5)])

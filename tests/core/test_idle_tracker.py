@@ -34,24 +34,6 @@ class IdleLog:
 # Which id falls idle, and when
 
 
-@on_virtual_time
-async def test_on_idle_can_touch_its_id_again() -> None:
-    loop = asyncio.get_running_loop()
-    at = []
-
-    def on_idle(id_: str) -> None:
-        assert id_ not in tracker
-        at.append(loop.time())
-        if len(at) < 3:
-            tracker.touch(id_)
-
-    tracker = IdleTracker(5, on_idle, tick=1)
-    tracker.touch("a")
-    await asyncio.sleep(100)
-    assert at == [5, 10, 15]
-    check(tracker)
-
-
 async def test_exception_of_on_idle_is_reported_alone(reports: list[dict[str, Any]]) -> None:
     log = IdleLog()
     errors = {"bad": ValueError("bad"), "cancelled": asyncio.CancelledError()}

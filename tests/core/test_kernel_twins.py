@@ -21,7 +21,6 @@ from purgatory import (
     Purgatory,
     WheelTimer,
 )
-from purgatory.testing import VirtualTimeLoop
 
 
 class Ready(DelayedOperation[str]):
@@ -120,54 +119,6 @@ async def test_exception_of_observer_is_handled_while_reported() -> None:
     operation.ready = True
     one.check_and_complete("k")
     assert [str(error) for error in handled] == ["ended", "checked"]
-
-
-# Times
-
-
-class WholeSeconds(VirtualTimeLoop):  # type: ignore[misc]
-    """A loop whose clock gives integers."""
-
-    def time(self) -> int:  # type: ignore[override]
-        return int(super().time())
-
-
-@pytest.mark.parametrize("keys", [["k"], ["k", "l"]])
-@pytest.mark.parametrize("way", ["check", "force", "cancel"])
-def test_observed_timeout_is_right_on_integer_clock(keys: list[str], way: str) -> None:
-    observer = Recorder()
-
-    async def main() -> None:
-        one: Purgatory[Ready] = Purgatory(observer=observer)
-        operation = Ready(deadline=12.0)
-        one.try_complete_else_watch(operation, keys)
-        operation.ready = way == "check"
-        if way == "check":
-            one.check_and_complete("k")
-        elif way == "force":
-            operation.force_complete()
-        else:
-            operation.cancel()
-
-    with asyncio.Runner(loop_factory=lambda: WholeSeconds(start=7)) as runner:
-        runner.run(main())
-    [ended] = observer.ended
-    assert (ended.timeout, ended.started_at) == (5.0, 7)
-
-
-@on_virtual_time
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-async def test_zero_keeps_its_sign(zero: float) -> None:
-    observer = Recorder()
-    one: Purgatory[Ready] = Purgatory(observer=observer)
-    operation = Ready(deadline=zero)
-    assert one.try_complete_else_watch(operation, ["k"])
-    [ended] = observer.ended
-    assert repr(ended.timeout) == repr(max(zero - 0.0, 0.0))
-    assert repr(operation.deadline) == repr(zero)
-    timer = WheelTimer()
-    assert repr(timer.call_at(zero, print).when()) == repr(zero)
-    timer.close()
 
 
 # Functions

@@ -256,14 +256,6 @@ async def test_raising_observer_does_not_affect_other_observers(reports):
     ]
 
 
-@pytest.mark.parametrize("observer", [object(), [Listener(), "journal"], [None], Listener])
-def test_object_that_cannot_observe_is_refused(observer):
-    if observer is Listener:
-        observer = type("Half", (), {"operation_ended": print})()
-    with pytest.raises(TypeError, match="observer must have a method"):
-        Purgatory(observer=observer)
-
-
 async def test_empty_list_of_observers_means_none():
     async with Purgatory(observer=()) as purgatory:
         assert purgatory.try_complete_else_watch(Probe(ready=True), ["key"])

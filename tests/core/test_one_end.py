@@ -25,18 +25,21 @@ ENDS = {
     "fail": lambda purgatory: purgatory.fail("key", LOST),
     "fail_all": lambda purgatory: purgatory.fail_all(LOST),
     "cancel_for_key": lambda purgatory: len(purgatory.cancel_for_key("key")),
+    "acancel_for_key": lambda purgatory: asyncio.ensure_future(purgatory.acancel_for_key("key")),
     "aclose": lambda purgatory: asyncio.ensure_future(purgatory.aclose()),
 }
 
 
 class Wait:
-    """A wait for a value that arrives in a future, with all that is told of its end."""
+    """A wait for a value that arrives in a future, with all that is told of its end. A query that
+    `swallows` its cancellation returns `late`."""
 
-    def __init__(self, is_asynchronous, takes=0, swallows=False):
+    def __init__(self, is_asynchronous, takes=0, swallows=False, late="late"):
         self.listener, self.given_back, self.runs = Listener(), [], 0
         self.purgatory = Purgatory("jobs", observer=self.listener)
         self.arrived = asyncio.get_running_loop().create_future()
-        self.is_asynchronous, self.takes, self.swallows = is_asynchronous, takes, swallows
+        self.is_asynchronous, self.takes = is_asynchronous, takes
+        self.swallows, self.late = swallows, late
         self.task = asyncio.create_task(
             outcome(
                 self.purgatory.wait_for(
@@ -60,7 +63,7 @@ class Wait:
         except asyncio.CancelledError:
             if not self.swallows:
                 raise
-            value = "late"
+            value = self.late
         return value
 
     def arrive(self):
@@ -121,29 +124,28 @@ async def test_first_of_value_and_end_decides(is_asynchronous, first, how):
     got = await wait.task
     await iterations(5)
     wait.judge(got, numbers)
-    # A check decides within the call; a run takes an iteration, and so does the start of `aclose`.
-    if is_asynchronous or (first == "end" and how != "aclose"):
+    # A check decides within the call; a run takes an iteration, and so does the start of a task.
+    if is_asynchronous or (first == "end" and how not in ("aclose", "acancel_for_key")):
         assert got is LOST if "fail" in how else type(got) is OperationCancelled
     else:
         assert got == "value"
 
 
 @on_virtual_time
-@pytest.mark.parametrize("how", [*ENDS])
-async def test_value_after_the_end_is_given_back(how):
-    wait = Wait(True, swallows=True)
+@pytest.mark.parametrize("how", [*ENDS, "deadline"])
+@pytest.mark.parametrize(("late", "given_back"), [("late", ["late"]), (False, [])])
+async def test_run_that_swallows_its_cancellation_ends(how, late, given_back):
+    wait = Wait(True, swallows=True, late=late)
     await asyncio.sleep(0.01)
-    wait.end(how)
+    if how != "deadline":
+        wait.end(how)
     got = await wait.task
-    assert got is LOST if "fail" in how else type(got) is OperationCancelled
-    assert wait.given_back == ["late"]
-
-
-@on_virtual_time
-async def test_value_at_the_deadline_is_given_back():
-    wait = Wait(True, swallows=True)
-    assert type(await wait.task) is OperationTimeout
-    assert wait.given_back == ["late"]
+    if "fail" in how:
+        assert got is LOST
+    else:
+        assert type(got) is (OperationTimeout if how == "deadline" else OperationCancelled)
+    assert (wait.runs, wait.given_back) == (1, given_back)
+    assert wait.purgatory.pending == wait.purgatory.watched == 0
 
 
 @on_virtual_time

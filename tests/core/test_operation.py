@@ -98,26 +98,6 @@ async def test_early_result_is_an_invalid_state_error():
         assert early == [True] and other.result() == ""
 
 
-# Time
-
-
-@on_virtual_time
-@pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-@pytest.mark.parametrize("start", [7.0])
-async def test_deadline_is_loop_instant_and_counts_from_watch(purgatory, keys, start):
-    operations = [Probe(2.5), Probe(deadline=12.5)]
-    assert [operation.deadline for operation in operations] == [None, None]
-    await asyncio.sleep(3)
-    for operation in operations:
-        purgatory.try_complete_else_watch(operation, keys)
-    assert [operation.deadline for operation in operations] == [12.5, 12.5]
-    await asyncio.sleep(2.49)
-    assert purgatory.pending == 2
-    await asyncio.sleep(0.02)
-    assert [operation.state for operation in operations] == [EXPIRED, EXPIRED]
-    assert [operation.deadline for operation in operations] == [12.5, 12.5]
-
-
 @on_virtual_time
 async def test_repr_shows_state_and_deadline(purgatory):
     operation = Probe(2.5)

@@ -1,4 +1,4 @@
-"""The ten promises of the purgatory, the bounds of its arguments, its observer, and its waits."""
+"""`Purgatory` by example, on its fast and general paths. `test_model_purgatory` has its promises."""
 
 import asyncio
 from contextvars import ContextVar
@@ -9,7 +9,7 @@ from helpers import Listener, Probe, counts, iterations, outcome, watch_all
 from invariants import MAX_PER_ITERATION, check, deadlines
 from loops import on_virtual_time
 
-from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory
+from purgatory import OperationState, OperationTimeout, Purgatory
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -26,9 +26,6 @@ on_every_path = pytest.mark.parametrize(
     ],
     ids=["one key", "a list", "two keys", "limited", "observed"],
 )
-
-
-# 1. Exactly once
 
 
 @on_every_path
@@ -59,9 +56,6 @@ async def test_checking_any_key_tries_and_completes_once(options, keys):
 
 def test_kafkas_name_is_an_alias_of_the_function():
     assert Purgatory.checkAndComplete is Purgatory.check_and_complete
-
-
-# 2. No lost wake-up between the check and the watch
 
 
 @on_every_path
@@ -99,12 +93,6 @@ async def test_check_requested_by_first_try_finds_operation(options, keys, neste
         check(purgatory)
 
 
-# 3. Never early
-
-
-# 4. Nothing lingers
-
-
 async def end(purgatory, operation, how):
     operation.ready = how == "check"
     match how:
@@ -118,16 +106,13 @@ async def end(purgatory, operation, how):
             assert purgatory.cancel_for_key("key") == [operation]
         case "expiry":
             await asyncio.sleep(2)
-        case "aclose":
-            assert await purgatory.aclose() == [operation]
 
 
-ENDS = ["check", "force_complete", "cancel", "cancel_for_key", "expiry", "aclose"]
-on_every_end = pytest.mark.parametrize("how", ENDS)
+ENDS = ["check", "force_complete", "cancel", "cancel_for_key", "expiry"]
 
 
 @on_virtual_time
-@on_every_end
+@pytest.mark.parametrize("how", ENDS)
 @on_every_path
 async def test_finished_operation_is_unregistered_before_its_hooks(how, options, keys):
     async with Purgatory(**options) as purgatory:
@@ -140,24 +125,10 @@ async def test_finished_operation_is_unregistered_before_its_hooks(how, options,
 
         watch_all(purgatory, [Probe(9) for _ in range(3)], ["bystander"])
         watch_all(purgatory, [Probe(1, completing=look, expiring=look)], keys)
-        if how == "aclose":
-            return
         await end(purgatory, purgatory._by_key.operations("key")[0], how)
         look(None)
         assert set(seen) == {((3, 3, 1), 3, 3, 3)}
         assert len(seen) == {"cancel": 1, "cancel_for_key": 1, "expiry": 3}.get(how, 2)
-
-
-# 5. One loop callback for each bucket
-
-
-# 6. First come, first served
-
-
-# 7. Re-entrant, without recursion
-
-
-# 8. A failing operation affects no other
 
 
 @on_virtual_time
@@ -169,26 +140,6 @@ async def test_hooks_at_deadline_inherit_no_watchers_context():
         purgatory.try_complete_else_watch(operation, ["key"])
         await asyncio.sleep(2)
         assert operation.result() == "nobody"
-
-
-# Errors
-
-
-@on_virtual_time
-@on_every_path
-async def test_completion_at_deadline_is_a_missed_trigger(options, keys):
-    async with Purgatory(**options) as purgatory:
-        operation = watch_all(
-            purgatory, [Probe(1, completing=lambda operation: operation.state)], keys
-        )[0]
-        operation.ready = True
-        assert await operation is COMPLETED and operation.calls == ["try", "try", "complete"]
-        assert (await purgatory.wait(Probe(1), keys), operation.deadline) == ("", 1.0)
-        statistics = purgatory.statistics()
-        assert (statistics.completed, statistics.expired, statistics.missed_triggers) == (1, 1, 1)
-
-
-# The observer
 
 
 async def test_observer_is_notified_once_per_effective_check():
@@ -208,9 +159,6 @@ async def test_observer_is_notified_once_per_effective_check():
         await asyncio.sleep(0.01)
         await iterations(8)
         assert observer.checks == [("key", 3 * MAX_PER_ITERATION - 2, 0)]
-
-
-# wait and wait_for
 
 
 async def test_wait_for_returns_the_first_true_value(purgatory):
@@ -251,22 +199,6 @@ async def test_wait_for_raises_exception_of_its_predicate(purgatory):
     assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
     with pytest.raises(ValueError, match="NaN"):
         await purgatory.wait_for(lambda: True, ["key"], nan)
-
-
-async def test_cancel_for_key_answers_and_returns_all_waiters(purgatory):
-    a = watch_all(purgatory, [Probe(30) for _ in range(3)], ["a", "b"])
-    b = watch_all(purgatory, [Probe(30)], ["b"])
-    waiting = [asyncio.create_task(outcome(operation)) for operation in a]
-    predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
-    await iterations()
-    cancelled = purgatory.cancel_for_key("a")
-    assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
-    for result in await asyncio.gather(*waiting, predicate):
-        assert isinstance(result, OperationCancelled)
-    assert counts(purgatory) == (1, 1, 1) and not b[0].is_completed
-
-
-# Dropped purgatories
 
 
 @on_virtual_time

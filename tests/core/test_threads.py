@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 from helpers import Broken, Probe, Spy, in_thread, iterations
-from invariants import check
 from loops import on_every_loop
 
 from purgatory import OperationState, Purgatory
@@ -45,34 +44,6 @@ async def test_burst_of_signals_wakes_loop_once_in_order(keys):
             assert spy.calls["call_soon_threadsafe"] == round_ + 1 and len(log) == round_ * keys
             await asyncio.sleep(0.01)
             assert log[round_ * keys :] == [(key, "try") for key in range(keys)]
-
-
-async def test_load_from_many_threads_loses_no_signal():
-    threads, cells, rounds = 8, 25, 40
-    counters = [0] * cells
-    seen = [0] * cells
-    async with Purgatory() as purgatory:
-
-        async def follow(cell):
-            while seen[cell] < rounds:
-                last = seen[cell]
-                await purgatory.wait_for(lambda: counters[cell] > last, [cell])
-                seen[cell] = counters[cell]
-
-        followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
-        await iterations()
-
-        def work(first):
-            for _ in range(rounds):
-                for cell in range(first, cells, threads):
-                    counters[cell] += 1  # each cell belongs to one thread
-                    purgatory.check_and_complete_threadsafe(cell)
-
-        await asyncio.gather(*[asyncio.to_thread(work, first) for first in range(threads)])
-        # There are no more signals and no deadline: one lost signal hangs.
-        await asyncio.gather(*followers)
-        assert counters == seen == [rounds] * cells and purgatory.pending == 0
-        check(purgatory)
 
 
 async def test_failed_wake_up_is_raised_and_repeated(purgatory):

@@ -35,6 +35,9 @@ async def test_reached_threshold_is_answered_at_once():
                 purgatory.wait("key", threshold, 0).send(None)
             assert stop.value.value == 5
         assert counts(purgatory, "completed", "pending", "wake_ups") == (3, 0, 0)
+        with pytest.raises(OperationTimeout):
+            await purgatory.wait("key", 6, 0.001)
+        assert purgatory.statistics().wake_ups > 0
 
 
 # Refusals
@@ -217,10 +220,10 @@ async def test_repr_shows_name_and_state():
     async with ThresholdPurgatory("offsets") as purgatory:
         await start_waits(purgatory, ("key", 1))
         assert repr(purgatory) == "<ThresholdPurgatory 'offsets' open pending=1 keys=1>"
-        assert (
-            type(purgatory.statistics()) is ThresholdStatistics
-            and purgatory.statistics().name == "offsets"
-        )
+        statistics = purgatory.statistics()
+        assert type(statistics) is ThresholdStatistics and statistics.name == "offsets"
+        with pytest.raises(AttributeError):
+            statistics.pending = 5
     assert repr(purgatory) == "<ThresholdPurgatory 'offsets' closed pending=0 keys=0>"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from invariants import check
 
-from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, Bucket, TimerEntry, TimingWheel
+from purgatory._core.wheel import Bucket, TimerEntry, TimingWheel
 
 STARTS = [0, 20_000_000, 1_000_000_000]
 
@@ -126,54 +126,7 @@ def test_level_ends_with_next_bucket_of_wider_level(now: int) -> None:
     assert [level.interval for level in wheel.levels] == [20, 400, 8000, 160_000]
 
 
-@pytest.mark.parametrize(
-    ("wheel_size", "start"),
-    [
-        (2, 99),
-        (2, 1e9 + 5),
-        (10, 0),
-        (10, 7),
-        (10, 99),
-        (20, 2e7 - 1),
-        (DEFAULT_WHEEL_SIZE, 7),
-        (DEFAULT_WHEEL_SIZE, 2e7 - 1),
-    ],
-)
-def test_overflowing_entry_is_due_at_its_exact_tick(wheel_size: int, start: float) -> None:
-    borders = [wheel_size**depth for depth in range(1, 5) if wheel_size**depth <= 8000]
-    delays = sorted({border + step for border in borders for step in (-1, 0, 1)} | {3, 5, 2999})
-    wheel = WatchedWheel(wheel_size=wheel_size)
-    for delay in delays:
-        wheel.put(delay, start + delay, now=start)
-    due = {}
-    for tick in range(delays[-1] + 2):
-        for name in wheel.all_due(start + tick - 0.001) + wheel.all_due(start + tick):
-            due[name] = tick
-    assert due == {delay: delay for delay in delays}
-    assert wheel.size == 0
-
-
 # Budgets
-
-
-@pytest.mark.parametrize("budget", [2, 7, 100])
-def test_iteration_keeps_to_its_budget(budget: int) -> None:
-    wheel = WatchedWheel(wheel_size=10)
-    for name in range(200):
-        wheel.put(name, 520 + name % 3)
-    due: list[object] = []
-    iterations = 0
-    for now in (500, 520, 521, 522):
-        while True:
-            moves = wheel.moves
-            some = list(wheel.one_iteration(now, budget))
-            assert len(some) + wheel.moves - moves <= budget
-            due += some
-            iterations += 1
-            if not wheel.has_overdue():
-                break
-    assert sorted(due) == list(range(200))  # type: ignore[type-var]
-    assert iterations >= 3 * 200 / budget
 
 
 def test_budget_splits_between_cascading_and_earlier_ticks() -> None:
@@ -224,33 +177,6 @@ def test_expensive_entry_shortens_its_iteration() -> None:
         due.append(name)
         wheel.spend(1000)
     assert due == list(range(11)) and wheel.has_overdue()
-
-
-# Postponing and rescheduling
-
-
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (6, -math.inf),
-        (6, 2),
-        (6, 5),
-        (66, -1),
-        (66, 3),
-        (66, 42),
-        (666, 42),
-        (math.inf, -1),
-        (math.inf, 42),
-    ],
-)
-def test_hastened_entry_is_due_once_at_new_tick(first: float, then: float) -> None:
-    wheel = WatchedWheel()
-    entry = wheel.put("hastened", first)
-    wheel.reschedule(entry, then, now=2)
-    check(wheel)
-    assert (wheel.size, entry._timer_deadline) == (1, then)
-    due = [tick for tick in range(2, 700) for _ in wheel.all_due(tick)]
-    assert due == [max(then, 2)]
 
 
 # Moving ahead

@@ -131,7 +131,7 @@ def test_usual_timeouts_of_a_kind_are_counted_apart(tmp_path):
     ]
 
 
-def test_asynchronous_conditions_that_checks_answered_are_not_in_vain(tmp_path):
+def test_answered_asynchronous_conditions_are_not_in_vain(tmp_path):
     """A check of such a condition completes nothing itself."""
     rows = [operation(number, ended_by="key" if number % 4 else None) for number in range(40)]
     checks = [check(1, checks=40, tried=40, completed=0)]

@@ -60,7 +60,7 @@ def test_other_workers_are_listed_in_printable_text():
         assert not any(line.startswith("worker") for line in lines_of(none))
 
 
-def test_killed_worker_is_shown_as_silent_and_then_gone(monkeypatch):
+def test_killed_worker_is_silent_then_gone(monkeypatch):
     now, source = [1000.0], _source.Source("http://127.0.0.1:1/", {})
     monkeypatch.setattr(_source.time, "monotonic", lambda: now[0])
 
@@ -229,7 +229,7 @@ def test_sum_is_first_and_equal_keys_one_row():
 
 
 @pytest.mark.parametrize("width", [80, 90, 140])
-def test_list_of_keys_that_is_cut_keeps_whole_keys(width):
+def test_cut_list_of_keys_keeps_whole_keys(width):
     keys = [f"'customer/{number:08}'" for number in range(4)]
     cut_keys = purgatory()["oldest"][0] | {"keys": keys, "moreKeys": 2, "count": 3}
     missed = purgatory()["missedLast"][0] | {"keys": keys, "moreKeys": 2}

@@ -86,10 +86,10 @@ class Batch(NamedTuple):
 
 
 def read_batch(data: bytes) -> Batch:
-    """The header of the batch with which some bytes begin.
+    """The header of the batch at the start of some bytes.
 
     Raises:
-        ApiError: it is incomplete, or its checksum is wrong.
+        ApiError: the batch is incomplete, or its checksum is wrong.
     """
     if len(data) < HEADER.size:
         raise ApiError(
@@ -113,7 +113,7 @@ def read_produced(data: bytes) -> Batch:
     checked.
 
     Raises:
-        ApiError: it sent something else, or a batch that this broker does not take.
+        ApiError: the client sent something else, or a batch that this broker does not accept.
     """
     batch = read_batch(data)
     if batch.size != len(data):
@@ -212,8 +212,8 @@ class Record(NamedTuple):
     """The fields of a record that a broker needs.
 
     Attributes:
-        time: in milliseconds.
-        is_tombstone: it has no value: of a compacted topic it deletes its key.
+        time: milliseconds since 1970.
+        is_tombstone: whether it has no value, so that it deletes its key in a compacted topic.
         data: the whole record.
     """
 

@@ -65,7 +65,7 @@ class Serde(NamedTuple):
     """How values of one kind are read and written (Kafka's serializer and deserializer).
 
     Attributes:
-        read: takes bytes and an index; returns the value that begins there, and the index after it.
+        read: takes bytes and an index; returns the value at that index, and the index after it.
             Raises Malformed, IndexError, struct.error or UnicodeDecodeError for other bytes.
         write: appends a value to a bytearray.
     """
@@ -120,7 +120,7 @@ def _count(data: Frame, items: int) -> None:
 
 
 def skip_tagged_fields(data: Frame, at: int) -> int:
-    """The index after the tagged fields that begin at `at`."""
+    """The index after the tagged fields at `at`."""
     count, at = read_varint(data, at)
     _count(data, count)
     for _ in range(count):

@@ -37,7 +37,7 @@ def _gzip(data: bytes, limit: int) -> bytes:
 
 
 def _snappy(data: bytes, limit: int) -> bytes:
-    """Java's clients write blocks in a frame of snappy-java (xerial); others write one block."""
+    """Java's clients write blocks in a frame of snappy-java (xerial), other clients one block."""
     from cramjam import snappy  # noqa: PLC0415 - only compressed batches need it
 
     if not data.startswith(XERIAL_MAGIC):
@@ -97,7 +97,7 @@ def decompress(codec: int, data: bytes, limit: int = MAX_SIZE) -> bytes:
     """The data as they were before a codec compressed them.
 
     Args:
-        limit: of the result, in bytes; data without a codec may be larger.
+        limit: limit of the result, in bytes; data without a codec may be larger.
 
     Raises:
         TooLarge: the result would be larger.

@@ -33,7 +33,7 @@ class Config(NamedTuple):
     """One name.
 
     Attributes:
-        check: of a number; of a text or a list, its possible words.
+        check: check of a number; for a text or a list, its possible words.
     """
 
     type: int
@@ -116,7 +116,7 @@ class TopicConfig:
     """A topic's settings with an effect. Times are in milliseconds, sizes in bytes; -1 is no limit.
 
     Attributes:
-        deletes, compacts: of `cleanup.policy`.
+        deletes, compacts: whether `cleanup.policy` names it.
         takes_append_time: `message.timestamp.type` is LogAppendTime.
     """
 
@@ -134,7 +134,7 @@ class TopicConfig:
 
     @classmethod
     def parse(cls, configs: Mapping[str, str]) -> "TopicConfig":
-        """From values that are valid; the others have their defaults."""
+        """A configuration with these values, which are valid, and defaults for the rest."""
         values = DEFAULTS | dict(configs)
         policy = words(values["cleanup.policy"])
         return cls(

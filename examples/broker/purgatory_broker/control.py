@@ -3,8 +3,8 @@ as a JSON object.
 
 The paths are the names of the methods of `Faults`, and `/reset`, after which the broker is empty.
 204 is the response, or 400 with the reason. It listens on the loopback interface only, and wants
-`Content-Type: application/json`, which a web page of another site cannot send. A page whose name
-leads to this address could, so the Host has to be of the loopback interface, too.
+`Content-Type: application/json`, which a web page of another site cannot send. A page could, if its
+name led to this address, so the Host has to be of the loopback interface, too.
 """
 
 import asyncio

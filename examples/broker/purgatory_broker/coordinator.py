@@ -128,7 +128,7 @@ class Coordinator:
     # -- joining
 
     def join_group(self, request: Request) -> Response | None:
-        """The response comes when all have joined."""
+        """Responds when all have joined."""
         body, protocols = (
             request.body,
             {protocol.name: protocol.metadata for protocol in request.body.protocols},
@@ -286,7 +286,7 @@ class Coordinator:
     # -- the assignment
 
     def sync_group(self, request: Request) -> None:
-        """The response comes when the leader has sent the assignment."""
+        """Responds when the leader has sent the assignment."""
         body = request.body
         group, member = self.member(body, body.generation_id)
         raise_if(group.state is State.PREPARING, ErrorCode.rebalance_in_progress)

@@ -21,7 +21,7 @@ class Write(NamedTuple):
     """The effect of a produce or delete request on one partition.
 
     Attributes:
-        entry: of the response.
+        entry: entry of the response.
         required_offset: the offset that the replicas must reach before the response.
     """
 

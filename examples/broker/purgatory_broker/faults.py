@@ -167,7 +167,7 @@ class Faults:
         """The next requests are handled at once, but their responses come later.
 
         Raises:
-            ValueError: as `fail`; or `seconds` is negative.
+            ValueError: see `fail`; or `seconds` is negative.
         """
         _check_seconds(seconds)
 
@@ -196,7 +196,7 @@ class Faults:
                 write its records twice.
 
         Raises:
-            ValueError: as `fail`.
+            ValueError: see `fail`.
         """
 
         def disconnect(request: Request, handle: Handler) -> None:
@@ -232,7 +232,7 @@ class Faults:
         connections; records get older.
 
         Raises:
-            ValueError: it is negative.
+            ValueError: `seconds` is negative.
             RuntimeError: the loop has no clock that can be moved.
         """
         _check_seconds(seconds)

@@ -41,7 +41,7 @@ def lock(path: Path) -> IO[bytes]:
     """Opens a file and locks it until it is closed, or the process ends.
 
     Raises:
-        OSError: it is locked.
+        OSError: another process has locked the file.
     """
     file = path.open("ab")
     try:

@@ -34,7 +34,7 @@ class InitialJoin(DelayedGroupOperation):
 
 class DelayedJoin(DelayedGroupOperation):
     """Completes when all members have joined again; at the deadline the group continues without the
-    others."""
+    missing ones."""
 
     def try_complete(self) -> bool:
         """All members have joined."""
@@ -42,8 +42,8 @@ class DelayedJoin(DelayedGroupOperation):
 
 
 class DelayedSync(DelayedGroupOperation):
-    """Completes when all members of a generation have sent their sync; at the deadline the others
-    are removed."""
+    """Completes when all members of a generation have sent their sync; at the deadline the missing
+    ones are removed."""
 
     def try_complete(self) -> bool:
         """All have, or the generation is over."""

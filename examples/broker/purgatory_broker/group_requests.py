@@ -165,7 +165,7 @@ class GroupRequests:
         }
 
     def list_groups(self, request: Request) -> Response:
-        """All groups, or those in certain states."""
+        """All groups, or the groups in certain states."""
         states = {state.lower() for state in request.body.states_filter}
         groups = [group.description() for group in self.groups.values()]
         return {

@@ -1,11 +1,14 @@
 """Consumer groups: their members, and the state of their rebalance. The rules and the terms are
 Kafka's.
 
-Empty -> PreparingRebalance: a member joins; all others must join again, and members that are
-late are removed PreparingRebalance -> CompletingRebalance: all have joined; each gets a
-response, and the leader's lists the members CompletingRebalance -> Stable: the leader has sent the
-assignment, which each gets in response to its sync any -> PreparingRebalance: a member joins,
-leaves, or sends no heartbeat PreparingRebalance -> Empty: the last member has left
+- Empty -> PreparingRebalance: a member joins; all known members must join again, and late ones are
+  removed.
+- PreparingRebalance -> CompletingRebalance: all have joined; each gets a response, and the leader's
+  response lists the members.
+- CompletingRebalance -> Stable: the leader has sent the assignment, which each member gets in
+  response to its sync.
+- any -> PreparingRebalance: a member joins, leaves, or sends no heartbeat.
+- PreparingRebalance -> Empty: the last member has left.
 """
 
 from collections import Counter

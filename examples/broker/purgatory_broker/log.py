@@ -77,7 +77,7 @@ class Store:
             self.file, self.start = BytesIO(self.read(position, self.size)), position
 
     def replace(self, data: bytes) -> None:
-        """Replaces all bytes by others, at once; positions count from the first of these.
+        """Replaces all bytes by `data`, at once; positions count from its first byte.
 
         Raises:
             OSError: they could not be written; nothing has changed.
@@ -122,7 +122,7 @@ class Log:
         """Appends a batch, and returns it as the log has it.
 
         Args:
-            append_time: in milliseconds, of all its records; None if they keep their own.
+            append_time: time of all its records, in milliseconds; None if they keep their own.
 
         Raises:
             OSError: the store could not take it; nothing has changed.
@@ -143,7 +143,7 @@ class Log:
         self.end = batch.next_offset
 
     def _position(self, index: int) -> int:
-        """Where in the store a batch begins, or would begin after the last one."""
+        """Position of a batch in the store, or the position after the last one."""
         return self._end_positions[index - 1] if index else self._start_position
 
     def size(self, offset: int, end: int) -> int:
@@ -237,7 +237,7 @@ class Log:
             before: the time, in milliseconds, before which a batch has to be for that.
             tombstones_before: records without a value that are older than this are removed, too.
             is_aborted: whether a batch is of a transaction that was aborted: its records are
-                removed, and replace no others.
+                removed, and replace no earlier records.
 
         Raises:
             OSError: the store could not be written; nothing has changed.

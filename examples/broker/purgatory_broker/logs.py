@@ -15,7 +15,7 @@ def printable(text: object) -> str:
 
 
 class Mistakes:
-    """The mistakes that clients have made, such as to begin with TLS: they try again several times
+    """The mistakes that clients have made, such as starting with TLS: they try again several times
     a second. Clients are distinguished by their host."""
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ class PartitionTransactions:
 
     Attributes:
         ongoing: the first offset of each that has no marker yet, by the id of its producer.
-        ending: first offset, and offset after the marker, of each whose marker is not on all
-            in-sync replicas yet.
+        ending: first offset, and offset after the marker, of each with a marker that not all
+            in-sync replicas have yet.
         aborted: producer, first offset, and offset of the marker, of each that was aborted, in the
             order of their markers.
     """

@@ -34,7 +34,7 @@ class Producers:
         """The batch in the log of which this one is a duplicate; None if it is the next one.
 
         Raises:
-            ApiError: it is neither; nothing has changed.
+            ApiError: the batch is neither; nothing has changed.
         """
         latest = self._latest.get(batch.producer_id)
         if latest is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a session without these fixtures loads nothing of the broke
 
 @pytest.fixture(scope="session")
 def kafka_broker_settings() -> "Settings | None":
-    """The settings of the broker: override it in `conftest.py` to return others."""
+    """The settings of the broker: override it in `conftest.py` to return your own."""
     return None
 
 

@@ -67,11 +67,11 @@ class Records:
         return Write(entry, partition, batch.next_offset)
 
     def fetch(self, request: Request) -> Response | DelayedFetch:
-        """The response comes when there is enough to read, or at the deadline."""
+        """Responds when there is enough to read, or at the deadline."""
         body = request.body
         continues_session = (
             body.session_epoch > 0
-        )  # other epochs begin a session or decline it, and name all partitions
+        )  # other epochs start a session or decline it, and name all partitions
         if continues_session or not body.topics:  # sessions are not offered
             return {
                 "error_code": ErrorCode.fetch_session_id_not_found
@@ -112,7 +112,7 @@ class Records:
         )
 
     def delete_records(self, request: Request) -> Response | DelayedDeleteRecords:
-        """Deletes records; the response comes when all replicas have done so."""
+        """Deletes records; responds when all replicas have done so."""
         writes = list[Write]()
 
         def delete(name: str, wanted: Any) -> Response:

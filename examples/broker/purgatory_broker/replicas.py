@@ -4,8 +4,8 @@ log and consumers may read.
 This broker, node 1, leads every partition. The followers are simulated: an append reaches each of
 them after `replica_lag`, and later appends in that time follow in one piece. A stopped
 follower holds the high watermark back until, after `replica_timeout`, it is removed from the
-in-sync replicas. From then on `acks=all` waits for the others alone, and is refused if they are
-fewer than `min.insync.replicas`.
+in-sync replicas. From then on `acks=all` waits only for the remaining ones, and is refused if they
+are fewer than `min.insync.replicas`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,15 +17,15 @@ from .log import Log
 from .settings import Settings
 
 LEADER: Final = 1
-"""As in a Kafka of one node."""
+"""The node's number, as in a Kafka with one node."""
 
 
 class Replicas:
     """How much of one partition's log each node has.
 
     Attributes:
-        key: of the partition.
-        log: the leader's.
+        key: key of the partition.
+        log: the leader's log.
         nodes: for each node, the first offset of its log and the one after its last record.
         in_sync: the nodes that the high watermark waits for; the leader is always one of them.
         high_watermark: the offset up to which all in-sync replicas have the log.
@@ -103,7 +103,7 @@ class Followers:
         """A stopped follower receives again, and catches up.
 
         Raises:
-            ValueError: it is not stopped.
+            ValueError: the follower is not stopped.
         """
         if node not in self.stopped:
             raise ValueError(f"node {node} cannot be started: {sorted(self.stopped)} can")

@@ -16,7 +16,7 @@ class Settings:
     """All times are in seconds.
 
     Attributes:
-        directory: of all data; None keeps it in memory.
+        directory: folder of all data; None keeps it in memory.
         fsync: whether each append is on the disk before its response.
         partitions: number for topics that are created automatically, up to 10,000.
         auto_create_topics: whether a topic is created when a client asks for it, as by Kafka.

@@ -78,11 +78,11 @@ class Partition(Replicas):
         Args:
             now: the time in milliseconds.
             verify: raises `ApiError` if a batch may not be appended, be it a duplicate or not.
-            budget: of the request, for compressed batches.
+            budget: budget of the request, for compressed batches.
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
-            OSError: it could not be written; nothing has changed.
+            OSError: the batch could not be written; nothing has changed.
         """
         batch = read_produced(data)
         config = self.topic.config

@@ -1,9 +1,11 @@
 """Transactions: records in many partitions, and committed offsets, that consumers with
 `read_committed` see all or not at all.
 
-EMPTY -> ONGOING: the producer adds a partition or a group ONGOING -> PREPARE_COMMIT, PREPARE_ABORT:
-the producer ends it, another one takes its place, or its time is up PREPARE_COMMIT, PREPARE_ABORT
--> EMPTY: each partition has a marker with the outcome, and the offsets are committed
+- EMPTY -> ONGOING: the producer adds a partition or a group.
+- ONGOING -> PREPARE_COMMIT, PREPARE_ABORT: the producer ends it, another one takes its place, or its
+  time is up.
+- PREPARE_COMMIT, PREPARE_ABORT -> EMPTY: each partition has a marker with the outcome, and the
+  offsets are committed.
 
 Each change is in the metadata log before the next one, so that prepared transactions are completed
 after a restart. The rules and the terms are Kafka's (`TransactionCoordinator.scala`), before its
@@ -46,10 +48,10 @@ class Transaction:
     of it.
 
     Attributes:
-        timeout: in seconds, after which one is aborted.
-        began: when this one has begun, in seconds since 1970.
+        timeout: seconds after which a transaction is aborted.
+        began: start of this one, in seconds since 1970.
         replaced: id and epoch that the producer gave back for these ones; None if it did not, or a
-            transaction has begun since.
+            transaction has started since.
         partitions: names and indexes of the added partitions.
         offsets: offsets that are committed with it, by group, topic and partition.
         groups: to which offsets may be committed.
@@ -88,7 +90,7 @@ class Transaction:
         """The transaction as the metadata log has it."""
         replaced = value.get(
             "replaced"
-        )  # earlier versions did not write it, nor when a transaction has begun
+        )  # earlier versions did not write it, nor the start of a transaction
         return cls(
             transactional_id=transactional_id,
             producer_id=value["producer_id"],
@@ -233,7 +235,7 @@ class Transactions:
         return {"producer_id": new.producer_id, "producer_epoch": new.epoch}
 
     def add_partitions_to_txn(self, request: Request) -> Response:
-        """Adds partitions to a transaction, which begins with the first one; all of them or, if one
+        """Adds partitions to a transaction, which starts with the first one; all of them or, if one
         is unknown, none."""
         body = request.body
         wanted = {

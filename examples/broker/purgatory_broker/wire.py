@@ -55,11 +55,11 @@ class Request:
     """One request.
 
     Attributes:
-        version: in which the request came, -1 if it is not offered; `body` has the fields of the
+        version: version of the request, -1 if it is not offered; `body` has the fields of the
             newest version all the same.
         correlation_id: the client's number for the request, which the response repeats.
         client_id: the client's name for itself.
-        address: by which the client reaches this broker.
+        address: this broker's address, as the client reaches it.
         peer: the client's address.
         respond: sends the response.
     """

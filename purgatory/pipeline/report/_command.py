@@ -160,7 +160,7 @@ def _print(console: Console, summary: Summary, said: list[str]) -> None:
             table.caption = f"{UNKNOWN} is not answerable from this data"
         names = (Text(printable(line[name])) for name in ("purgatory", "kind"))
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
-        # a Text, not a str: rich would take [/x] for markup
+        # a Text, not a str: rich would read [/x] as markup
         table.add_row(*names, f"{line['operations']:,}", rate, timeouts(line, apart), *answers)
     console.print(table)
     for each in said:

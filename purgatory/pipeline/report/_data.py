@@ -7,7 +7,7 @@ rows count operations of all runs, and the page has no choice of runs.
 Waits are counted in steps, ten to a power of ten, with edges at 1, 1.2, 1.5, 2 and so on. Timeouts
 usually have such lengths, so the page shows exactly what such a timeout would have given. A *cell*
 is one step of one group and run in one span of the page's time. If there are too many cells, spans
-are joined, two by two, until they fit: times get coarser, waits do not. Operations that began
+are joined, two by two, until they fit: times get coarser, waits do not. Operations that started
 outside the page's time are in span -1.
 
     1,000,000 waits of 20 ms to 2 s, 4 kinds, 240 spans    at most 4 x 240 x 20 = 19,200 cells
@@ -32,7 +32,7 @@ FINE: Final = 6
 DIGITS: Final = 5
 """The significant digits of numbers on the page."""
 MILLISECOND: Final = 1000
-"""In microseconds."""
+"""A millisecond in microseconds."""
 
 WAITS: Final = ("completed", "others", "open")
 """The counts of waits: `others` expired or were cancelled; the end of `open` ones was not

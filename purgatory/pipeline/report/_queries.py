@@ -28,7 +28,7 @@ CENSUSES: Final = {
 }
 """The tables that the first numbers come from, and the numbers."""
 SECOND: Final = 1_000_000
-"""In microseconds, as all times and lengths here."""
+"""A second in microseconds, the unit of all times and lengths here."""
 Hour = dict[str, Any]
 """An hour: its number since 1970 (`hour`), the number of `starts` and `ends`, the `first` and the
 `last`."""
@@ -50,7 +50,7 @@ EDGES: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 MOST: Final = 79
 """The last step, which has all longer waits, too."""
 SHOWN_RUNS: Final = 8
-"""The runs that the page can show by themselves; `run` of all others is this number."""
+"""The runs that the page can show by themselves; `run` of all further ones is this number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,13 +50,13 @@ class Report:
 
     @cached_property
     def timeouts(self) -> DataFrame:
-        """What each purgatory and kind did with its timeouts, and which timeout would have let 1 %
+        """How each purgatory and kind ended with its timeouts, and which timeout would have let 1 %
         and 0.1 % expire. A few jobs."""
         return self._small("timeouts")
 
     @cached_property
     def survival(self) -> DataFrame:
-        """What share each timeout would have let expire. A few jobs."""
+        """The expiry rate that each timeout would have given. A few jobs."""
         return self._small("survival")
 
     @cached_property

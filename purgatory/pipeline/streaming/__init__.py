@@ -43,10 +43,10 @@ Silence
       offsets in the checkpoint.
 
 Forgetting
-    With `forget_after` the value of a key counts for so long after its last signal, in event time.
-    Then it is forgotten. So an operation that is registered later waits for a new signal, and the
-    first signal after that sets the value, even if it is lower than the forgotten one. Requirements
-    that hold already stay so. Outcomes still depend on event time alone. By default no key is
+    With `forget_after` the value of a key counts for that time after its last signal, in event
+    time. Then it is forgotten. So an operation that is registered later waits for a new signal, and
+    the first signal after that sets the value, even if it is lower than the forgotten one.
+    Requirements that hold already stay so. Outcomes still depend on event time alone. By default no key is
     forgotten, as offsets and versions need it; with keys that are used once, such as `paid-7`, the
     state would then grow with each of them.
 

@@ -32,7 +32,7 @@ It then looks for a folder with the encoded name, and reports that no batch was 
 def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
     """Checks that a query can continue from a checkpoint. Call it before you start the query again.
 
-    With another number of shards, operations would have other owners, which have no state of them.
+    With another number of shards, operations would move to owners without their state.
     A checkpoint that does not exist yet, or that no batch was committed to, fits any number.
 
     Raises:
@@ -49,20 +49,20 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
 
 
 def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> None:
-    """Checks that a folder of outcomes has no batch that the query of a checkpoint has not begun
+    """Checks that a folder of outcomes has no batch that the query of a checkpoint has not started
     yet.
 
-    Spark numbers the batches of a checkpoint, and skips those whose number is in the folder
+    Spark numbers the batches of a checkpoint, and skips batches with a number that the folder has
     already. So in a folder that another checkpoint has written to, the first batches of a new one
     would not be decided, and the next would fail without their state.
 
     Args:
         out: the folder, or its URI.
         checkpoint: a folder, or its URI.
-        spark: by default the active session.
+        spark: the session; by default the active one.
 
     Raises:
-        ValueError: it has one.
+        ValueError: the folder has such a batch.
     """
     spark = spark or SparkSession.active()
     written, begun = (
@@ -115,8 +115,8 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
     decided + pending + late.
 
     Args:
-        checkpoint: of a query on `outcomes`; it may be running.
-        spark: by default the active session.
+        checkpoint: checkpoint of a query on `outcomes`, which may be running.
+        spark: the session; by default the active one.
 
     Raises:
         ValueError: no batch was committed to `checkpoint`.
@@ -134,11 +134,12 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
 
 def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
     """The pending operations after the last committed batch: `operation_id`, `requirements`, `mode`
-    and `deadline` as they were received, and `satisfied_keys`, those whose requirements hold.
+    and `deadline` as they were received, and `satisfied_keys`, the keys that have reached their
+    thresholds.
 
     Args:
-        checkpoint: of a query on `outcomes`; it may be running.
-        spark: by default the active session.
+        checkpoint: checkpoint of a query on `outcomes`, which may be running.
+        spark: the session; by default the active one.
 
     Raises:
         ValueError: no batch was committed to `checkpoint`, or its name has a character that Spark

@@ -100,7 +100,7 @@ class Shard:
 
         self._signals = chunks("signals", SIGNALS, "at")
         self._operations = chunks("operations", OPERATIONS, "at")
-        """Those that are registered after the watermark."""
+        """Operations that are registered after the watermark."""
         self._waiting = chunks("waiting", OPERATIONS, "deadline")
         self._ids = Pages(stores("ids"), self._is_free, known.get("ids"))
         self._values = Pages(stores("values"), self._is_forgotten, known.get("values"))
@@ -121,7 +121,7 @@ class Shard:
         before, it starts to wait now. Any other gets the decision `late`, with the reason.
 
         Args:
-            operations: with the columns of `RECEIVED_OPERATIONS`.
+            operations: rows with the columns of `RECEIVED_OPERATIONS`.
         """
         self.counts.registered += operations.num_rows
         reasons = _refusals(operations, now)
@@ -145,8 +145,8 @@ class Shard:
         watermark or before is reported as `late`, and counts from now on.
 
         Args:
-            signals: with the columns of `RECEIVED_SIGNALS`.
-            label: of this shard.
+            signals: rows with the columns of `RECEIVED_SIGNALS`.
+            label: number of this shard, as in the column `reporter`.
         """
         at = signals.column("at").fill_null(0).to_numpy()
         lacks = _lacks(signals, ("key", "value", "at"))
@@ -248,8 +248,8 @@ class Shard:
         return where(operations, ~is_copy)
 
     def _decide(self, operations: pa.RecordBatch, history: History, now: int) -> pa.RecordBatch:
-        """Adds the decisions on operations; returns the others, with what holds of them by now: the
-        argument itself if nothing has changed."""
+        """Adds the decisions on operations; returns the undecided ones, with the requirements that
+        hold by now: the argument itself if nothing has changed."""
         if not operations.num_rows:
             return operations
         keys = operations.column("keys")

@@ -24,9 +24,9 @@ class History:
     """The signals between two watermarks, and the values of keys before them.
 
     Args:
-        signals: with the columns of `SIGNALS`, in any order. For a value from before, the last
+        signals: rows with the columns of `SIGNALS`, in any order. For a value from before, the last
             signal of its key with the value that the key has.
-        forget_after: in microseconds; None for never.
+        forget_after: microseconds after a key's last signal; None for never.
 
     Cost: O(n log n) in numpy, some 0.4 µs for each signal.
     """

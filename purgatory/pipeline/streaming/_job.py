@@ -52,7 +52,7 @@ MAX_FILE_AGE: Final = "36500d"
 """How much older than the newest file a file may be. By default Spark silently ignores files that
 are a week older."""
 MAX_STARTS: Final = 5
-"""Of a query, if the machine is too busy to start a Python worker in time."""
+"""Starts of a query, if the machine is too busy to start a Python worker in time."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Job:
         options, spark = self.options, self.spark
         if options.available_now and options.idle is not None:
             raise ValueError("with --available-now there is no --idle: the run ends with the rows")
-        if options.out_topic:  # Spark would take uncommitted files for outcomes
+        if options.out_topic:  # Spark would read uncommitted files as outcomes
             _require_name("--out with --out-topic", options.out)
         if options.format != "kafka":  # Spark would read each file several times
             _require_name("--operations", options.operations)
@@ -110,7 +110,7 @@ class Job:
         self._decide(decided)
         newest = newest_event(spark, options.checkpoint) if options.available_now else None
         if newest is not None and not self.stop.is_set():
-            # The watermark is behind the newest event: a tick takes it there, unless an earlier run
+            # The watermark is behind the newest event: a tick moves it there, unless an earlier run
             # has done so.
             due = due_of_shards(spark, options.checkpoint).values()
             newest_ms = -(-(newest - EPOCH) // timedelta(milliseconds=1))

@@ -67,7 +67,8 @@ YEAR_1: Final = -62_135_596_800_000_000
 """The start of the year 1, in microseconds since 1970."""
 BITS_32: Final = 2**32 - 1
 WATERMARK_POLICY: Final = "spark.sql.streaming.multipleWatermarkPolicy"
-"""With `max` the input that is ahead moves event time, and the other input's rows become late."""
+"""Setting of Spark. With `max` the input that is ahead moves event time, and the other input's rows
+become late."""
 TOPIC_COLUMNS: Final = _schema(*_rows.ORIGIN, _rows.PROBLEM)
 
 
@@ -86,7 +87,7 @@ def outcomes(
     Write it in append mode, with a checkpoint, to a sink that keeps each batch once, such as
     Spark's files: see `check_out` for those. The state must be kept in RocksDB: set
     `spark.sql.streaming.stateStore.providerClass` in the session. It holds the operations that
-    wait, the ids of the others until their deadlines, and the value of every key, once for each
+    wait, the ids of ended ones until their deadlines, and the value of every key, once for each
     shard.
 
     Args:

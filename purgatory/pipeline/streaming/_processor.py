@@ -74,8 +74,8 @@ class ShardProcessor(StatefulProcessor):
 
     Args:
         shards: how many there are. State that was written with another number is refused.
-        forget_after: as for `Shard`.
-        at_once: as for `Shard`.
+        forget_after: see `Shard`.
+        at_once: see `Shard`.
     """
 
     def __init__(self, shards: int, forget_after: int | None = None, at_once: bool = False) -> None:

@@ -21,11 +21,11 @@ EXPIRED: Final = "expired"
 LATE: Final = "late"
 MODES: Final = ("all", "any")
 BEFORE: Final = np.iinfo(np.int64).min
-"""In place of an instant: before all others."""
+"""An instant before any other."""
 NEVER: Final = np.iinfo(np.int64).max
-"""In place of an instant: after all others."""
+"""An instant after any other."""
 NOTHING_DUE: Final = NEVER
-"""In place of the time of a shard's next decision."""
+"""The time of a shard's next decision, if it has none."""
 
 ORIGIN: Final = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())]
 SIGNALS: Final = pa.schema([("at", pa.int64()), ("key", pa.string()), ("value", pa.int64())])
@@ -71,11 +71,11 @@ PACKED_OUTPUT: Final = ", ".join(
 """Rows with many decisions in one value; and a row for each call with its shard, the time of the
 shard's next decision, and the call's additions to the counts."""
 MAX_ROWS: Final = 10_000
-"""In one value."""
+"""The most rows in one value."""
 
 
 def filled(schema: pa.Schema, rows: int, **columns: Any) -> pa.RecordBatch:
-    """A batch with some columns; the others are null."""
+    """A batch with the given columns; the remaining ones are null."""
     made = []
     for field in schema:
         column = columns.get(field.name)

@@ -13,9 +13,9 @@ from purgatory.pipeline.streaming._rows import MAX_ROWS, cut, from_bytes, joined
 
 INITIAL_PAGES: Final = 16
 MAX_ENTRIES_PER_PAGE: Final = 64
-"""On average. Reading these takes as long as asking Spark for them."""
+"""The limit of the average. Reading these takes as long as asking Spark for them."""
 GROWTH_FACTOR: Final = 8
-"""By which the number of pages grows when they are full."""
+"""Factor by which the number of pages grows when they are full."""
 
 
 class Store(Protocol):
@@ -70,7 +70,7 @@ class Chunks:
 
     def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
         """Replaces the rows of each chunk by what a function makes of them. A chunk for which it
-        returns its argument is not written again, unless it is small and others are written."""
+        returns its argument is not written again, unless it is small and other chunks are."""
         small = []
         for number in list(self.firsts):
             rows = self._read(number)
@@ -130,7 +130,7 @@ class Pages:
         self._store, self._is_over, self.size = store, is_over, size or (INITIAL_PAGES, 0)
         self._pages: dict[int, dict[str, Any]] = {}
         self._stored: dict[int, int] = {}
-        """How many entries the pages have in the store, of those that were read or written."""
+        """Number of entries in the store, of each page that was read or written."""
         self._changed: set[int] = set()
 
     def get(self, name: str) -> Any:

@@ -39,7 +39,7 @@ def read_ticks(spark: SparkSession, checkpoint: str) -> DataFrame:
     """The stream of ticks that `keep_time` writes: the argument `ticks` of `outcomes`.
 
     Args:
-        checkpoint: of the query. The ticks are in its folder `ticks`, which is created.
+        checkpoint: checkpoint of the query. The ticks are in its folder `ticks`, which is created.
     """
     folder = folder_of(checkpoint)
     _write(spark, folder, [])
@@ -57,7 +57,7 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
     Without ticks it creates the folder.
 
     Args:
-        instants: with their time zone. The watermark will be behind the latest by the delay.
+        instants: aware datetimes. The watermark will be behind the latest by the delay.
     """
     _write(spark, folder, [(instant, None) for instant in instants])
 
@@ -83,10 +83,10 @@ class Ticker:
     """Writes ticks for the silent inputs of a running query.
 
     Args:
-        query: on `outcomes`, with the ticks of `read_ticks`.
-        checkpoint: of the query.
+        query: a query on `outcomes`, with the ticks of `read_ticks`.
+        checkpoint: checkpoint of the query.
         idle: seconds of silence after which an input is idle; None for never.
-        delay: of `outcomes`, in seconds.
+        delay: argument of `outcomes`, in seconds.
         reads_all: whether each batch reads all rows that are there.
     """
 
@@ -157,15 +157,15 @@ def keep_time(
     time while inputs are silent.
 
     Args:
-        query: with the ticks of `read_ticks(spark, checkpoint)`.
-        checkpoint: of the query.
+        query: a query with the ticks of `read_ticks(spark, checkpoint)`.
+        checkpoint: checkpoint of the query.
         idle: seconds. An input without rows for this long, and without rows left to be read,
             follows the clock, `idle` behind. Sources must have their offsets in the progress of
             the query, as Spark's sources do.
-        delay: in seconds, the same as for `outcomes`.
+        delay: argument of `outcomes`, in seconds.
         reads_all: whether each batch reads all rows that are there: no source has an option such as
-            `maxFilesPerTrigger`. Then answers come earlier while signals are silent.
-        spark: by default the active session.
+            `maxFilesPerTrigger`. Then answers are earlier while signals are silent.
+        spark: the session; by default the active one.
 
     Raises:
         StreamingQueryException: the query has failed.

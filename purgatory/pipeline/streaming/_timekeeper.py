@@ -71,7 +71,7 @@ class StreamTime:
         """One line for people.
 
         Args:
-            now: in seconds since 1970.
+            now: seconds since 1970.
             overdue: pending operations with a deadline before `now`.
         """
         if self.watermark is None:
@@ -90,7 +90,7 @@ class Timekeeper:
     Args:
         ticks: the folder of ticks, by which their source is recognised.
         idle: seconds of silence after which an input is idle; None for never.
-        delay: of `outcomes`, in seconds.
+        delay: argument of `outcomes`, in seconds.
         reads_all: whether each batch reads all rows that are there.
         due: for each shard when it has something to decide next, in milliseconds; None if nothing.
     """
@@ -116,7 +116,7 @@ class Timekeeper:
         self._next_tick_at = 0
 
     def update(self, progress: Mapping[str, Any]) -> None:
-        """Takes in Spark's progress of a batch, or of a look for new rows that found none."""
+        """Records Spark's progress of a batch, or of a look for new rows that found none."""
         looked_at = _millis(progress["timestamp"])
         if not self.inputs:
             self.inputs = {name: InputTime(looked_at) for name in INPUTS}
@@ -158,7 +158,7 @@ class Timekeeper:
 
     def take_ticks(self, now: int) -> dict[str, int]:
         """The ticks that are needed now, by input, in milliseconds since 1970; counts them as
-        written. None within a second of others.
+        written. None within a second of earlier ones.
 
         Args:
             now: the clock, in milliseconds since 1970.
