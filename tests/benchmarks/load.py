@@ -12,6 +12,7 @@ import asyncio
 import gc
 import os
 import random
+import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -22,7 +23,9 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks import harness
+from maven import Unavailable
+
+from benchmarks import harness, jvm
 from benchmarks.harness import QUICK_DIVISOR, LoopName, Row, in_fresh_process, positive, run_on
 from benchmarks.passes import passed, shown
 from benchmarks.purgatories import BY_NAME, NEVER_MS, RunState
@@ -75,13 +78,13 @@ class Workload:
 class DriveResult:
     """The seconds until the last request was created, the CPU seconds until the last one had ended,
     the share of requests that expired, the longest CPU time between two ticks, and what was done in
-    Python instead of C."""
+    Python instead of C. The JVM leaves the last two out."""
 
     created_s: float
     cpu_s: float
     expired: float
-    max_stall_s: float
-    passes: str
+    max_stall_s: float = inf
+    passes: str = ""
 
 
 async def drive(make: Callable[[], Any], workload: Workload) -> DriveResult:
@@ -144,6 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many = "; may be repeated"
     text = f"requests per second, or 'max' for as fast as it goes{many}"
     add("--rate", dest="rates", action="append", type=rate, metavar="R", help=text)
+    add("--java", action="store_true", help="also Kafka's own classes, on a JVM")
     text = f"the share of requests that expire{many}"
     add("--timeouts", action="append", choices=LATENCIES, help=text)
 
@@ -158,6 +162,12 @@ def run(options: argparse.Namespace) -> int:
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
     rows: list[Row] = []
     names = [name for name in BY_NAME if name != "pure" or COMPILED]
+    if options.java:
+        try:
+            jvm.command()
+            names += jvm.PURGATORIES
+        except Unavailable as error:
+            print(f"Kafka's own classes are left out: {error}", file=sys.stderr)
     cases = product(harness.loops(options), options.timeouts or LATENCIES, options.rates or RATES)
     for loop, latency, asked in cases:
         found: dict[str, list[DriveResult]] = {name: [] for name in names}
@@ -166,16 +176,18 @@ def run(options: argparse.Namespace) -> int:
                 workload = requests, asked, latency, seed
                 with patch.dict(os.environ, {"PURGATORY_PURE": "1"} if name == "pure" else {}):
                     found[name].append(in_fresh_process(measure, loop, name, *workload))
-        own = found.pop("empty")
+        own, own_jvm = found.pop("empty"), found.pop("empty-jvm", [])
         for name, results in found.items():
-            pairs = zip(results, own, strict=True)
-            row = {"implementation": name, "loop": loop, "timeouts": latency}
+            is_jvm = name in jvm.PURGATORIES
+            pairs = zip(results, own_jvm if is_jvm else own, strict=True)
+            row: Row = {"implementation": name, "loop": loop, "timeouts": latency}
             row["asked/s"] = asked if asked < inf else "max"
             row["had/s"] = median(requests / each.created_s for each in results)
             row["cpu µs"] = median(each.cpu_s for each in results) / requests * 1e6
             row["net µs"] = median(each.cpu_s - mine.cpu_s for each, mine in pairs) / requests * 1e6
             row["expired %"] = median(each.expired for each in results) * 100
-            row["stall ms"] = median(each.max_stall_s for each in results) * 1e3
+            if not is_jvm:
+                row["stall ms"] = median(each.max_stall_s for each in results) * 1e3
             row["passes"] = results[0].passes
             harness.progress(row)
             rows.append(row)
@@ -191,4 +203,8 @@ def measure(
     loop: LoopName, name: str, requests: int, asked: float, latency: str, seed: int
 ) -> DriveResult:
     """A run of one implementation, in a process of its own."""
-    return run_on(loop, drive(BY_NAME[name], Workload(requests, asked, latency, seed)))
+    workload = Workload(requests, asked, latency, seed)
+    if name in jvm.PURGATORIES:
+        keys = [int(key[4:]) for each in islice(workload.key_sets, KEY_SETS) for key in each]
+        return DriveResult(**jvm.drive(name, workload.latencies_ms, workload.arrivals, keys))
+    return run_on(loop, drive(BY_NAME[name], workload))

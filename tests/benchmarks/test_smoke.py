@@ -12,7 +12,7 @@ PROGRAMS = [
         pytest.param(words, marks=pytest.mark.slow)
         for words in (
             "http --polls 1000",
-            "load --rate 105000 --timeouts high",
+            "load --java --rate 105000 --timeouts high",
             "relay --rate 200",
         )
     ),

@@ -79,10 +79,8 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "groups": groups,
         "runs": [*runs, OTHERS] if has_runs else [],
         "window": {"start": start, "width": width, "count": window.count},
-        "timeouts": [
-            _shown(line) | {"apart": timeouts(line, apart) if apart[name] else ""}
-            for name, line in zip(groups, largest, strict=True)
-        ],
+        "timeouts": [_shown(line) | {"timeouts": timeouts(line, apart)} for line in largest],
+        "are_apart": any(apart[name] for name in groups),
         "timeline": _timeline(timeline, owner),
         "edges": EDGES,
         "waits": _packed(lines["wait_steps"], WAITS, owner),

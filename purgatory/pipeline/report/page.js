@@ -261,11 +261,12 @@ function tables() {
         (value) => (value >= 0 ? share(value) : ""),
       ),
       column("missed", (row) => row.missed, count),
-      column(ofAll("shortest timeout"), (row) => row.timeout_min_s, seconds),
-      column(ofAll("longest timeout"), (row) => row.timeout_max_s, seconds),
-      ...(data.timeouts.some((row) => row.apart)
-        ? [word(ofAll("expired, by timeout"), (row) => row.apart)]
-        : []),
+      ...(data.are_apart
+        ? [word(ofAll("timeouts"), (row) => row.timeouts, "text long")]
+        : [
+            column(ofAll("shortest timeout"), (row) => row.timeout_min_s, seconds),
+            column(ofAll("longest timeout"), (row) => row.timeout_max_s, seconds),
+          ]),
       column("timeout for 1 %", answered(0.01, "timeout_1_percent"), orNot(seconds)),
       column("timeout for 0.1 %", answered(0.001, "timeout_01_percent"), orNot(seconds)),
       column(
