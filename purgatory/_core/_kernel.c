@@ -6,7 +6,7 @@
    read and write the `__slots__`, at the offsets in Python's own descriptors. Five classes keep
    some slots in a base in C, see BASES. An object may lack its `__init__`, then its slots are empty
    (NULL): a twin looks for that, or for the loop of an object, which is set last. Private slots of
-   others have the types that Python gives them. During a call into Python a twin owns references to
+   other objects have the types that Python gives them. During a call into Python a twin owns references to
    all objects that it uses afterwards; after the call it reads again all slots that may have
    changed.
 
@@ -1077,7 +1077,7 @@ static int handle(State *st, PyObject *function, PyObject *operation) {
     return failed;
 }
 
-/* What observers are told of the end. */
+/* The event of the end, for observers. */
 static void set_cause(State *st, PyObject *operation, PyObject *cause, PyObject *key) {
     PyObject *record = GET_RARE(operation, RECORD);
     if (!is_a(record, st->Record)) return;
@@ -1599,7 +1599,7 @@ static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     Py_INCREF(dispatcher);
     PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
     Py_DECREF(by_key);
-    if (operation == NULL && PyErr_Occurred()) { /* told by the definition */
+    if (operation == NULL && PyErr_Occurred()) { /* reported by the definition */
         PyErr_Clear();
         result = PASS;
     } else if (AT(dispatcher, Dispatcher, current) != Py_None) {

@@ -80,8 +80,8 @@ def require_limit(name: str, number: int | None) -> None:
     """Requires a maximum as the argument `name`; None for no limit.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is below 1.
+        TypeError: `number` is not an integer.
+        ValueError: `number` is below 1.
     """
     if number is not None and (not isinstance(number, int) or number < 1):
         kind = ValueError if isinstance(number, int) else TypeError

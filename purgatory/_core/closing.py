@@ -52,8 +52,8 @@ def open_again(home: Home) -> None:
     """Reopens a purgatory, if it is closed.
 
     Raises:
-        PurgatoryClosed: it is still being closed.
-        WrongLoop: it is bound to another loop, which is not closed.
+        PurgatoryClosed: the purgatory is still being closed.
+        WrongLoop: the purgatory is bound to another loop, which is not closed.
     """
     if home._closed:
         action = f"open {printable(home.name)} again"
@@ -67,7 +67,7 @@ async def cancel_watching(
     home: Home, keys: Iterable[Hashable], cause: Cause = Cause.CANCELLED
 ) -> list[Operation]:
     """Ends the operations that watch one of the keys, a bounded amount per iteration of the loop, and
-    returns those that were cancelled."""
+    returns the cancelled operations."""
     ended: list[Operation] = []
     for _ in _cancel_each(home, keys, cause, ended):
         await sleep(0)

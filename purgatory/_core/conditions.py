@@ -53,7 +53,7 @@ T = TypeVar("T")
 NO_VALUE: Final[Any] = object()
 
 LAST_RUN_WITHIN: Final = 0.1
-"""The last run of an asynchronous predicate begins within the last tenth of the timeout."""
+"""The last run of an asynchronous predicate starts within the last tenth of the timeout."""
 
 _PLAIN: Final = frozenset({bool, type(None), int, float, str, bytes, list, tuple, dict, set})
 """Types that are not awaitable; `inspect.isawaitable` costs more than most predicates."""
@@ -109,7 +109,7 @@ class Condition(DelayedOperation[T | None]):
         return self.runs is not None
 
     def take_key(self) -> Any:
-        """The key whose check has requested the next run; `NO_KEY` without one, and without
+        """Key of the check that requested the next run; `NO_KEY` without one, and without
         observers."""
         record = self._op_record
         if record is None:
@@ -160,8 +160,8 @@ class Runs(TimerEntry):
     Attributes:
         returned: the awaitable that the predicate has returned, until the waiting task awaits it.
         is_requested: whether a check has requested a run.
-        is_last_due: whether the last run, shortly before the deadline, has to begin.
-        last_has_begun: whether it has begun.
+        is_last_due: whether the last run, shortly before the deadline, has to start.
+        last_has_begun: whether the last run has started.
         longest: the duration of the longest run, in seconds.
         sleeper: the future that the waiting task awaits between two runs.
     """
@@ -196,7 +196,7 @@ class Runs(TimerEntry):
             self.sleeper.set_result(None)
 
     async def value(self, time: Callable[[], float]) -> Any:
-        """The value of the run that has begun: awaits what the predicate has returned."""
+        """The value of the started run: awaits what the predicate has returned."""
         value, self.returned = self.returned, None
         if isawaitable(value):
             began = time()
@@ -287,7 +287,7 @@ async def run_until_true(
 
 
 def _forget_runs(home: Home, runs: Runs, over: Future[None]) -> None:
-    """Ends what the runs of a wait have left: its place among those that closing awaits, and the
+    """Ends what the runs of a wait have left: its entry among the waits that closing awaits, and the
     timer of the last run."""
     del home._async_waits[over]
     over.set_result(None)

@@ -43,7 +43,7 @@ class Dispatcher:
     """Makes sure that the hooks of all operations of a loop run one after another.
 
     Attributes:
-        current: the operation whose hook is running; or what else is running, while no hook may.
+        current: the operation with the running hook, or other running work that excludes hooks.
         queue: deferred work, and the contexts in which it runs.
         completed: how many operations checks have completed.
         failed: operations of this iteration with an exception that is not retrieved yet.

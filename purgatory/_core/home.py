@@ -60,7 +60,7 @@ class OperationSlots(TimerEntry):
     _op_record: Record | None  # for observers
 
     _op_kind: str | None = None
-    """What observers and figures call it; None for the name of its class."""
+    """Kind of the operation for observers and metrics; None for its class's name."""
 
 
 @fields
@@ -124,7 +124,7 @@ class Home(ABC):
         ] = deque(maxlen=16)
         """The last missed triggers: kind, keys, timeout and deadline of the operation."""
         self._log_limit = logs.RateLimit()
-        """Of messages about missed triggers."""
+        """Rate limit of the messages about missed triggers."""
         self._checks: dict[Hashable, Any] = {}
         """Checks queued or in progress, by key: a `KeyCheck` each."""
         self._async_waits: dict[Future[None], Task[Any] | None] = {}
@@ -228,7 +228,7 @@ class Home(ABC):
         self._dispatcher.run_queue()
 
     def _key_being_checked(self, keys: Keys) -> Any:
-        """The first one of an operation's keys whose check is queued or in progress; `NO_KEY`
+        """The first of an operation's keys with a queued or running check; `NO_KEY`
         without such a key."""
         for key in keys_of(keys):
             if key in self._checks:

@@ -53,7 +53,7 @@ COMPILED: Final[bool] = _kernel is not None
 """Whether the hot path runs in C."""
 
 running_loop: Final[Callable[[], Any] | None] = getattr(_kernel, "running_loop", None)
-"""As `loop.running_loop`, where that is quicker in C."""
+"""`loop.running_loop`, or its twin in C where that is quicker."""
 
 PYPY: Final[bool] = sys.implementation.name == "pypy"
 """Whether this is PyPy: its JIT needs no kernel, and other lines are slow there."""
@@ -68,8 +68,8 @@ _OF_ANY_CLASS: Final = {"__doc__", "__module__", "__slots__"}
 
 
 def fields(cls: C) -> C:
-    """Tells the twins where the slots of `cls` are. Returns it, or the same class on a base in C,
-    whose methods replace its own."""
+    """Gives the twins the slots of `cls`. Returns it, or the same class on a base in C, with methods
+    that replace its own."""
     if _kernel is not None:
         base = _kernel.base(_name(cls))
         if base is not None:

@@ -3,8 +3,8 @@ bounded amount per iteration of the loop.
 
     check_and_complete(key) in any hook      queues a check, even if the key is not watched yet
     for a key that is queued already         does nothing: one check serves all requests before it
-                                             begins
-    for a key whose check is in progress     it is checked once more afterwards, however often that
+                                             starts
+    for a key with a check in progress       it is checked once more afterwards, however often that
                                              is requested
     a new operation under such a key         is not tried at first, but at the end of the check, so
                                              that the order is kept
@@ -53,7 +53,7 @@ class KeyCheck:
         self._home._dispatcher.defer(self.run, self._context)
 
     def request_recheck(self) -> None:
-        """Requests a check of the key: this one, or if it has begun, once more."""
+        """Requests a check of the key: this one or, if it has started, one more."""
         if self._has_begun and self._recheck is None:
             self._recheck = KeyCheck(self._home, self.key)
 

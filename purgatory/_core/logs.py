@@ -26,7 +26,7 @@ KEYS_SHOWN: Final = 8
 
 @final
 class RateLimit:
-    """Allows one message in `MESSAGE_INTERVAL` seconds, and counts the others."""
+    """Allows one message in `MESSAGE_INTERVAL` seconds, and counts the suppressed ones."""
 
     __slots__ = ("_allowed_at", "_suppressed")
 
@@ -60,7 +60,7 @@ def missed_trigger(
         kind: the name of the operation's class.
         keys: the operation's keys.
         waited: the duration of the wait in seconds; None if unknown.
-        limit: of this purgatory.
+        limit: rate limit of this purgatory.
     """
     suppressed = limit.allow()
     if suppressed is not None:

@@ -1,6 +1,6 @@
 """The event loop: the one that an object belongs to, its timers, and calls from other threads.
 
-An object belongs to the loop in which it is used first. Each public method begins with the check
+An object belongs to the loop in which it is used first. Each public method starts with the check
 `running_loop() is binding.loop`, as in asyncio; if it fails, the method calls `bind`, which binds
 the object at its first use and refuses the call otherwise.
 
@@ -9,7 +9,7 @@ is armed once, and stays armed until its time has come: an early callback (uvloo
 milliseconds, asyncio calls early by the resolution of its clock, deadlines beyond a day are
 scheduled in stages) arms it again, empty or not, and later by a share of a tick at least. So it
 ends on a clock that does not move between two callbacks. A clock that leaps back takes the wheel
-with it. The callback expires the entries that are due, or begins to cascade the bucket, a bounded
+with it. The callback expires the entries that are due, or starts to cascade the bucket, a bounded
 amount for each iteration of the loop; the rest follows in the next ones, so that ten thousand
 timers of one instant do not block a socket.
 
@@ -19,7 +19,7 @@ callbacks are cancelled, at the end of the iteration in which the last entry was
 ten milliseconds, if that happens repeatedly.
 
 Callbacks run in an empty `contextvars.Context` of the bucket. The context of the code that opened
-the bucket would be kept alive, and visible to others.
+the bucket would be kept alive, and visible to other tasks.
 
 Other threads wake the loop once, however many calls come before it wakes:
 
@@ -62,7 +62,7 @@ Report = Callable[[str, BaseException | None], object]
 """Called with a message, and the exception of user code or None. Does not raise: see `report`."""
 
 UNBOUND: Final[Any] = object()
-"""In place of a loop, until there is one. Not `None`, which `running_loop` returns outside any
+"""Stands for a loop until there is one. Not `None`, which `running_loop` returns outside any
 loop."""
 
 running_loop: Callable[[], AbstractEventLoop | None] = kernel.running_loop or _get_running_loop
@@ -99,7 +99,7 @@ class LoopBinding:
 
     Attributes:
         loop: the event loop; `UNBOUND` until there is one.
-        time: its clock, in seconds.
+        time: clock of the loop, in seconds.
     """
 
     __slots__ = ("loop", "time")
@@ -146,7 +146,7 @@ class LoopBinding:
         raise WrongLoop(f"cannot {action}: {self._wrong_loop_reason(loop, pending, threadsafe)}")
 
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> bool:
-        """Has `function(*args)` called on the loop soon, in an empty context; from any thread,
+        """Schedules `function(*args)` on the loop, in an empty context; from any thread,
         signal handler or finalizer.
 
         Returns:

@@ -70,8 +70,7 @@ class Ended(NamedTuple):
     purgatory: str
     """The name of the purgatory."""
     kind: str
-    """What the wait was called by the argument `kind`; by default the name of its operation's
-    class."""
+    """The argument `kind` of the wait; by default the name of its operation's class."""
     keys: tuple[Hashable, ...]
     """The keys that it watched, each once, in order."""
     started_at: float
@@ -81,7 +80,7 @@ class Ended(NamedTuple):
     state: OperationState
     cause: Cause
     key: Hashable | None
-    """The key whose check ended it; None if no check did."""
+    """Key of the check that ended it; None without one."""
     failed_tries: int
     """How often its condition was tried and did not hold."""
     missed_trigger: bool
@@ -149,7 +148,7 @@ def overrides_key_checked(observer: Observer) -> bool:
 
 
 NO_KEY: Final[Any] = object()
-"""In place of a key, which may be None."""
+"""Stands for no key, since a key may be None."""
 
 _new_tuple: Final = tuple.__new__
 
@@ -164,10 +163,10 @@ class Record:
 
     Attributes:
         keys: a key, or a tuple of keys.
-        started_at: in the loop's time.
+        started_at: start of the operation, in the loop's time.
         failed_tries: how often its condition was tried and did not hold.
-        cause: what ends it, if it ends now.
-        key: the key whose check has ended it; `NO_KEY` without one.
+        cause: the cause, if the operation ends now.
+        key: key of the check that ended it; `NO_KEY` without one.
     """
 
     __slots__ = ("cause", "failed_tries", "key", "keys", "started_at")
@@ -193,11 +192,11 @@ class Observed(Protocol):
 @final
 @fields
 class Notifier:
-    """Notifies observers. If one raises, the others are notified nevertheless.
+    """Notifies observers. If one raises, the rest are still notified.
 
     Args:
         name: the name of the object in which operations wait.
-        observers: in the order of notification.
+        observers: the observers, in the order of notification.
         report: called with their exceptions.
     """
 

@@ -21,7 +21,7 @@ at once, or, within a hook, when that hook has returned: see `dispatcher`. To fi
 twice does nothing.
 
 An operation knows its `home`, and not the purgatory above it. The steps are functions, not methods,
-and private attributes begin with `_op_`, because the other names of a class that users subclass
+and private attributes start with `_op_`, because the other names of a class that users subclass
 belong to them.
 
 Kafka's counterpart is `DelayedOperation`, with an `AtomicBoolean` for the claim; asyncio's is
@@ -77,11 +77,11 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
     Args:
         timeout: seconds from when it is first watched; `None` and `inf` mean no deadline; zero and
             less mean that it is tried once and then expires.
-        deadline: the same as an instant of the loop's time. Excludes `timeout`.
+        deadline: instant at which it expires, in seconds of the loop's time; excludes `timeout`.
 
     Raises:
         ValueError: a time is NaN, or both were given.
-        TypeError: a time is no number.
+        TypeError: a time is not a number.
     """
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class DelayedOperation(OperationSlots, ABC, Generic[R_co]):
     def on_expiration(self) -> None:
         """Called after `on_complete`, if the operation has expired. By default nothing."""
 
-    # -- for everyone
+    # -- for callers and subclasses
 
     @compiled
     def force_complete(self) -> bool:
@@ -395,7 +395,7 @@ def claim(
     """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists of `home`;
     False if another call was first. Observers are notified of `cause`, and of the checked key.
 
-    `home` is the one whose loop runs here, as the caller has checked: another thread may watch the
+    `home` is bound to the running loop, as the caller has checked: another thread may watch the
     operation since, and then finds that it has ended.
     """
     if operation._op_state is not PENDING:

@@ -58,8 +58,8 @@ class Purgatory(Home, Generic[Op]):
     """Holds operations until a key completes them or their deadline comes, whichever is first,
     exactly once.
 
-    Bound to the running event loop at first use; every method but the `..._threadsafe` ones belongs
-    on its thread. As an async context manager it is closed on exit, and may be entered again.
+    Bound to the running event loop at first use; call every method except `..._threadsafe` on
+    its thread. As an async context manager it is closed on exit, and may be entered again.
     The operations that wait keep it alive.
 
     Args:
@@ -94,8 +94,8 @@ class Purgatory(Home, Generic[Op]):
         Raises:
             OperationReused: the operation was given to a purgatory before, or has ended.
             PurgatoryClosed: `aclose` was called.
-            PurgatoryFull: it would have to wait, and `max_pending` operations do already. If a
-                check of one of its keys is in progress it has to wait for that, untried.
+            PurgatoryFull: it would have to wait, and `max_pending` operations are pending. While a
+                check of one of its keys is in progress it is not tried, so it would have to wait.
             ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is no
                 collection, or a string.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
@@ -106,7 +106,7 @@ class Purgatory(Home, Generic[Op]):
         if running_loop() is not self._loop:
             self._bind("watch {}", operation)
         watched = unique_keys(keys)
-        # After the keys, whose `__hash__` may watch the operation.
+        # After the keys: their `__hash__` may watch the operation.
         try:
             is_new = (
                 operation._op_home is None
@@ -161,13 +161,15 @@ class Purgatory(Home, Generic[Op]):
 
     @compiled
     def check_and_complete(self, key: Hashable) -> int:
-        """Tries the operations that watch `key`, in the order in which they came; call it when
-        their condition may hold.
+        """Tries the waits and operations under `key` again, in the order of arrival. Call it after
+        each change that may have made their conditions true.
+
+        If a key has very many waiters, about 500 are tried in this call, and the rest in the next
+        iterations of the loop. If called in a hook, the check starts when the hook has returned.
 
         Returns:
-            The number of operations completed by this call and by checks that their hooks
-            requested. Of very many waiters some 500 are tried at once, and the rest, not counted,
-            in the next iterations of the loop. In a hook it begins when that has returned.
+            The number of operations completed by this call, and by checks that their hooks
+            requested; those of later iterations are not counted.
 
         Cost: a dictionary look-up, and a call of `try_complete` for each operation that watches
             `key`.
@@ -211,9 +213,9 @@ class Purgatory(Home, Generic[Op]):
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name
 
     def check_and_complete_threadsafe(self, key: Hashable) -> None:
-        """Has `check_and_complete(key)` called on the loop soon; to be called from any thread.
+        """Schedules `check_and_complete(key)` on the loop; may be called from any thread.
 
-        However many calls come before the loop wakes up, it is woken once and checks each key once.
+        All calls before the loop wakes up share one wake-up and one check of each key.
         Without effect if nothing can wait: before first use, after `aclose`, when the loop is
         closed.
 
@@ -280,30 +282,32 @@ class Purgatory(Home, Generic[Op]):
         give_back: Callable[[Any], object] | None = None,
         kind: str | None = None,
     ) -> Any:
-        """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a
-        key, and at the deadline.
+        """Waits until `predicate()` returns a true value, and returns that value.
 
-        If it returns an awaitable, that is awaited: an asynchronous predicate runs in the calling
-        task, after it was registered under the keys, and again after each check, but never two at a
-        time. The checks that come during a run count as one. The last run starts before the
-        deadline: earlier by twice the longest run so far, by a tenth of `timeout` at most. The
-        deadline ends a run in progress, as `asyncio.timeout` would.
+            await jobs.wait_for(lambda: results.get("tea"), ["tea"], timeout=5)
 
-        The predicate runs in the `contextvars` context of this wait.
+        It is called now, after each `check_and_complete` of one of the keys, and at the deadline,
+        in the `contextvars` context of this wait.
 
-        A predicate may take its value, as `lambda: jobs.pop() if jobs else None` does. It is not
-        called any more once the task is cancelled; but the task may be cancelled after the call,
-        before it could return the value. Without `give_back` that value is lost.
+        A predicate may be asynchronous. It then runs in the calling task: first when the wait has
+        been registered under its keys, then after checks, one run at a time. Checks during a run
+        cause one more run. The last run starts before the deadline, so that it can finish: earlier
+        by twice the longest run so far, but at most by a tenth of `timeout`. The deadline cancels a
+        run in progress.
+
+        If the predicate removes the value from somewhere, as `lambda: jobs.pop() if jobs else None`
+        does, pass `give_back`. Otherwise the value is lost if the task is cancelled after the call
+        and before this method returns.
 
         Args:
             predicate: a function or a coroutine function, called on the loop's thread.
-            keys: their checks call it; at least one.
-            timeout: in seconds; `None` for no limit, zero and less to call `predicate` once.
+            keys: at least one key; a check of any of them calls `predicate` again.
+            timeout: seconds to wait; `None` for no limit; zero or less calls `predicate` once.
             give_back: called with a true value that cannot be returned, because the task was
-                cancelled, or the wait had ended before the run of an asynchronous predicate. Then
-                the keys are checked, so that the next waiter gets the value. Its exceptions go to
-                the loop's exception handler.
-            kind: what observers and figures call the wait; by default "Condition".
+                cancelled or the wait had ended before an asynchronous predicate did. The keys are
+                then checked, so that the next waiter gets the value. Its exceptions go to the
+                loop's exception handler.
+            kind: name of the wait for observers and metrics; by default "Condition".
 
         Returns:
             The first true value.
@@ -364,9 +368,9 @@ class Purgatory(Home, Generic[Op]):
         Values delivered earlier are not received. To send a request between the two, use `expect`.
 
         Args:
-            key: any number may receive under it.
-            timeout: in seconds; `None` for no limit.
-            kind: what observers and figures call the wait; by default "Receiver".
+            key: key of the value; any number of tasks may receive under it.
+            timeout: seconds to wait; `None` for no limit.
+            kind: name of the wait for observers and metrics; by default "Receiver".
 
         Raises:
             OperationTimeout: a `TimeoutError`; nothing was delivered in time.
@@ -391,10 +395,10 @@ class Purgatory(Home, Generic[Op]):
         Leaving the block without awaiting leaves nothing behind.
 
         Args:
-            key: any number may expect a value under it.
-            timeout: in seconds from entering; `None` for no limit. It bounds the wait, not the
+            key: key of the value; any number of tasks may expect one under it.
+            timeout: seconds from entering; `None` for no limit. It bounds the wait, not the
                 block: to bound a slow `send` as well, put both into a `purgatory.timeout`.
-            kind: what observers and figures call the wait; by default "Receiver".
+            kind: name of the wait for observers and metrics; by default "Receiver".
 
         Raises:
             ValueError, TypeError: `timeout` is NaN, or no number. Entering raises the errors of
@@ -435,7 +439,7 @@ class Purgatory(Home, Generic[Op]):
         return count
 
     def deliver_threadsafe(self, key: Hashable, value: Any) -> None:
-        """Has `deliver(key, value)` called on the loop soon; to be called from any thread.
+        """Schedules `deliver(key, value)` on the loop; may be called from any thread.
 
         Without effect before first use, and when the loop is closed.
 
@@ -466,7 +470,7 @@ class Purgatory(Home, Generic[Op]):
     async def acancel_for_key(self, key: Hashable) -> list[Op]:
         """As `cancel_for_key`, but 512 per iteration of the loop, so that many do not block it.
 
-        Operations that begin to watch the key meanwhile are cancelled as well. If its own task is
+        Operations that start to watch the key meanwhile are cancelled as well. If its own task is
         cancelled, it stops there.
         """
         self._bind("cancel what watches {}", key)
@@ -496,8 +500,8 @@ class Purgatory(Home, Generic[Op]):
         return sum(fail(each, exception) for each in self._by_key.operations(key))
 
     def fail_all(self, exception: BaseException) -> int:
-        """As `fail`, for the operations of all keys: when a connection is lost, those who wait for
-        its replies want that error. Cost: O(all operations), at once."""
+        """As `fail`, for the operations of all keys: when a connection is lost, tasks that wait
+        for its replies get that error. Cost: O(all operations), at once."""
         require_exception(f"fail {printable(self.name)}", exception)
         if not self._is_used_here(f"fail {printable(self.name)}"):
             return 0
@@ -516,7 +520,7 @@ class Purgatory(Home, Generic[Op]):
         allowed, also while it drains.
 
         Args:
-            drain: how long pending operations may take to complete or expire, in seconds; zero and
+            drain: how long pending operations may take to complete or expire, in seconds; zero or
                 more.
 
         Returns:

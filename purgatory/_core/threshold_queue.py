@@ -30,7 +30,7 @@ from typing import Any, Final
 from purgatory._core.arguments import describe
 
 UNKNOWN: Final[Any] = object()
-"""In place of a value, for a key without one."""
+"""The value of a key without one."""
 
 
 def describe_value(value: Any) -> str:
@@ -52,7 +52,7 @@ class ThresholdQueue:
     with a `threshold`.
 
     Attributes:
-        key: as the caller gave it.
+        key: the key, as the caller gave it.
         value: `UNKNOWN` for a key without one.
         by_threshold: the waiter of each threshold, or several as a dict in order of arrival.
         size: the number of waiters.

@@ -13,7 +13,7 @@ are not visited.
 A wait is an operation of a `Purgatory` of its own, which gives it its deadline, its owner, its end
 and its observers; the queue of its key says when it ends. An advance removes all waiters that it
 reaches from their queue and gives them the value, but answers a bounded number per iteration of the
-loop. The others are *unanswered* until the next iterations, but decided: neither a deadline nor a
+loop. The rest are *unanswered* until the next iterations, but decided: neither a deadline nor a
 `fail` changes their outcome.
 
     advance("orders", 47) reaches 2,000      pending -2,000; 512 are answered, 1,488 are unanswered
@@ -168,14 +168,14 @@ class ThresholdPurgatory(Generic[K, V]):
     ) -> V:
         """Waits until the value of `key` is at least `threshold`.
 
-        Waits for equal thresholds of a key are answered in the order in which they began.
+        Waits for equal thresholds of a key are answered in the order of arrival.
 
         Args:
             key: a key, with or without a value.
-            threshold: of the type of the key's values.
-            timeout: in seconds; `None` and `inf` for no limit. At zero or below, the value is
+            threshold: a value of the same type as the key's values.
+            timeout: seconds to wait; `None` and `inf` for no limit. At zero or below, the value is
                 compared once.
-            kind: what observers and figures call the wait; by default "wait".
+            kind: name of the wait for observers and metrics; by default "wait".
 
         Returns:
             The value of the key, if it has reached the threshold already; else the first value that
@@ -276,7 +276,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def fail(self, key: K, exception: BaseException, *, above: V | None = None) -> int:
         """Ends all waits for `key` with `exception`. The key keeps its value, and new waits may
-        begin.
+        start.
 
         Args:
             key: a key, with or without waits.
@@ -334,7 +334,7 @@ class ThresholdPurgatory(Generic[K, V]):
         are kept.
 
         Args:
-            drain: in seconds, zero or more.
+            drain: seconds, zero or more.
 
         Returns:
             The number of waits ended by this call.
@@ -402,7 +402,7 @@ class ThresholdPurgatory(Generic[K, V]):
         """The queue of `key`. The caller stores it, since it may be a new one.
 
         Raises:
-            PurgatoryFull: it is, and there are `max_keys` others.
+            PurgatoryFull: the key is new, and `max_keys` other keys have a value or a waiter.
         """
         queue = self._queues.get(key)
         if queue is None:
@@ -434,7 +434,7 @@ class ThresholdPurgatory(Generic[K, V]):
         number, without the waiters of cancelled tasks.
 
         Args:
-            value: what they receive; `NO_VALUE` if they fail.
+            value: the value that they receive; `NO_VALUE` if they fail.
             end: ends one of them.
         """
         self._pending -= len(waiters)

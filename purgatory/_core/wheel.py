@@ -21,7 +21,7 @@ A deadline is rounded up to a tick if it lies ahead. A deadline that has passed 
 iteration of work, whatever the tick.
 
 An iteration of work (`begin_iteration`, then `next_due` until it returns None) does a bounded
-number of steps. Up to half of them cascade, and the others expire due entries in the order of their
+number of steps. Up to half of them cascade, and the rest expire due entries in the order of their
 ticks, after a stall too: an overdue entry keeps its own tick, and a tick waits while a wider bucket
 that may have earlier entries cascades. The order of entries that are due in one tick is not
 promised; entries that were added to its own bucket come in the order of addition.
@@ -54,7 +54,7 @@ from purgatory._core.arguments import describe, seconds
 from purgatory._core.kernel import compiled, fields
 
 MIN_TICK: Final = 1e-9
-"""In seconds; no loop's clock has a finer resolution."""
+"""The finest tick, in seconds; no loop's clock has a finer resolution."""
 
 MAX_TICK: Final = 2**62
 """Ticks beyond this count as never: 146 years of nanoseconds, 146 million years of milliseconds.
@@ -429,7 +429,7 @@ class TimingWheel:
         for each level.
 
         Args:
-            when: in seconds. If it has passed, the entry is due in the next iteration of work.
+            when: deadline, in seconds. If it has passed, the entry is due in the next iteration of work.
             now: the time, in seconds.
 
         Raises:
@@ -530,7 +530,7 @@ class TimingWheel:
         return (bucket for level in self.levels for bucket in level.buckets.values())
 
     def draining(self) -> list[EntryList]:
-        """The closed buckets: first the due one, then those that cascade."""
+        """The closed buckets: first the due one, then the cascading ones."""
         return [self._expiring, *(bucket for _, _, bucket in self._cascading)]
 
     def _lists(self) -> list[EntryList]:
@@ -601,7 +601,7 @@ class TimingWheel:
             return False
         due_tick, bucket = heappop(heap)
         self._expiring_tick = due_tick
-        # Those that were overdue when they were added lie between the tick and the next one.
+        # Entries that were overdue when they were added lie between the tick and the next one.
         last = nextafter(self.clock.instant(due_tick + 1), -inf)
         self._until = max(self.clock.instant(due_tick), min(last, now))
         self._close(bucket)

@@ -29,7 +29,7 @@ class TimerTask(TimerEntry):
     _callback: Callable[[], object] | None
     """None if cancelled."""
     _context: Context | None
-    """In which the callback runs; None if cancelled."""
+    """Context in which the callback runs; None if cancelled."""
     _timer: "WheelTimer"
 
     @compiled
@@ -138,8 +138,8 @@ class WheelTimer(OwnWheel):
             delay: seconds from now; zero and less mean the next iteration of the loop, `inf` means
                 never.
             callback: a plain function; its result is ignored.
-            args: its arguments.
-            context: in which it runs; by default a copy of the current one.
+            args: arguments of the callback.
+            context: context in which the callback runs; by default a copy of the current one.
 
         Raises:
             ValueError, TypeError: `delay` is NaN, or no number.
