@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, cast, final
 
 from purgatory import (
@@ -202,12 +201,7 @@ class Relay:
         )
         await self._sync.opened
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
