@@ -22,11 +22,9 @@ refuses the scripts, and its subscribers still receive what the new one publishe
 """
 
 import re
-from asyncio import StreamReader, gather
+from asyncio import gather, open_connection, open_unix_connection
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
@@ -50,7 +48,7 @@ except ImportError as error:
 from purgatory import RelayUnavailable, timeout
 from purgatory.relay import _redis_scripts as lua
 from purgatory.relay._address import hosts_of, require_address, without_options, without_password
-from purgatory.relay._connection import LAST_WORDS_TIMEOUT, Connection
+from purgatory.relay._connection import Connection, last_words
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 from purgatory.relay._store import (
@@ -72,39 +70,6 @@ SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 MAX_ROWS_PER_READ: Final = 5_000
 """Limit of changes per read."""
-
-
-class TellingConnection:
-    """Makes the server's words the error if it closes a new connection, as beyond its `maxclients`.
-    They may be lost with it, so it is opened again, and listens before it speaks. Its place is before
-    a class of connections."""
-
-    _reader: StreamReader | None
-    _connect: Callable[[], Awaitable[None]]
-    disconnect: Callable[..., Awaitable[None]]
-
-    async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """Sends a command."""
-        sending: Any = super()  # of the class that this is put before
-        try:
-            await sending.send_packed_command(*arguments, **options)
-        except LostConnection as error:
-            words = b""
-            with suppress(Exception):
-                async with timeout(LAST_WORDS_TIMEOUT):
-                    await self._connect()
-                    words = await self._reader.readline() if self._reader else b""
-            with suppress(Exception):
-                await self.disconnect(nowait=True)
-            if words.startswith(b"-"):
-                raise LostConnection(words[1:].decode(errors="replace").strip()) from error
-            raise
-
-
-@cache
-def telling(kind: type) -> type:
-    """A class of connections that tell the server's last words."""
-    return type(kind.__name__, (TellingConnection, kind), {})
 
 
 @final
@@ -212,9 +177,8 @@ class RedisStore:
         client = current
         if client is None or self._moves_at[client] != self._moves:
             client = await self._find_server()
-        pool: Any = client.connection_pool
         try:
-            await pool.release(await pool.get_connection())
+            await connect(client)
         except BaseException:
             if client is not current:
                 self._writer.discard(client)
@@ -243,6 +207,7 @@ class RedisStore:
         found = None
         try:
             async with timeout(limit):
+                await connect(asked)
                 found = await self._ask(asked, host)
         finally:
             if found != host:
@@ -303,10 +268,7 @@ class RedisStore:
                 user = at = ""
             # Not by `urlunsplit`, which drops the slashes of a socket's address, without a host.
             url = self._url.replace(f"//{parts.netloc}", f"//{user}{at}{host}", 1)
-        client = Redis.from_url(url, **options)
-        pool: Any = client.connection_pool
-        pool.connection_class = telling(pool.connection_class)
-        return client
+        return Redis.from_url(url, **options)
 
     async def _run_script(
         self, script: str, *arguments: Any, on: Connection[Redis] | None = None
@@ -431,6 +393,27 @@ class RedisStore:
         async with self._writer.use() as client:
             publish: Any = client.execute_command
             await publish(self._publish, self._channel, payload)
+
+
+async def connect(client: Redis) -> None:
+    """Connects a client to its server.
+
+    Raises:
+        LostConnection: the server cannot be reached, or closes each new connection, as beyond its
+            `maxclients`; then with its words.
+    """
+    pool: Any = client.connection_pool
+    try:
+        await pool.release(await pool.get_connection())
+    except LostConnection as error:
+        if type(error) is not LostConnection:  # an answer, such as to a wrong password
+            raise
+        at = pool.make_connection()
+        is_local = hasattr(at, "path")
+        words = await last_words(
+            open_unix_connection(at.path) if is_local else open_connection(at.host, at.port)
+        )
+        raise LostConnection(words or str(error)) from error
 
 
 def netloc(host: bytes | str, port: int) -> str:
