@@ -23,11 +23,9 @@ The statements run on SQLite 3.34, of RHEL 9 and Debian 11, which lacks RETURNIN
 
 import os
 import sqlite3
-import sys
 from asyncio import get_running_loop, sleep
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from json import dumps, loads
 from pathlib import Path
 from secrets import token_hex
@@ -36,6 +34,12 @@ from subprocess import run
 from time import monotonic, time
 from typing import Any, Final, TypeVar, final
 from urllib.parse import unquote, urlsplit
+
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+except ImportError as error:  # on Windows
+    message = "a relay over a folder needs Unix: use redis:// or postgresql://"
+    raise ImportError(message) from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
@@ -109,11 +113,6 @@ class FileStore:
             raise ValueError(
                 "store must be an address like file:///folder, with three slashes, "
                 f"got {without_password(url)!r}"
-            )
-        if sys.platform == "win32":
-            raise ValueError(
-                f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; "
-                "use redis:// or postgresql://"
             )
         self.address = without_password(url)
         self._folder = Path(unquote(parts.path))
@@ -284,7 +283,8 @@ class FileStore:
         """Device and inode of the database and of its log: other numbers for later files of the
         same names."""
         try:
-            return [identity(path.stat()) for path in (self._path, Path(f"{self._path}-wal"))]
+            paths = (self._path, Path(f"{self._path}-wal"))
+            return [(status.st_dev, status.st_ino) for status in map(Path.stat, paths)]
         except OSError:
             return []
 
@@ -465,13 +465,12 @@ class FileStore:
     async def sweep(self, limit: int) -> int:
         """See `SweptStore.sweep`. Removes fewer if they are large. SQLite returns their pages to the
         disk."""
-        expired = "FROM settled WHERE expires <= ?"
-
-        def has_expired(database: sqlite3.Connection) -> bool:
-            return first_row(database, f"SELECT 1 {expired}", (monotonic(),)) is not None
 
         def work(database: sqlite3.Connection) -> int:
-            query = f"SELECT rowid, length(value) {expired} ORDER BY expires LIMIT ?"
+            query = """
+                SELECT rowid, length(value) FROM settled WHERE expires <= ?
+                ORDER BY expires LIMIT ?
+            """
             count, size = 0, 0
             for row, length in database.execute(query, (monotonic(), limit)).fetchall():
                 database.execute("DELETE FROM settled WHERE rowid = ?", (row,))
@@ -480,8 +479,6 @@ class FileStore:
                     break
             return count
 
-        if not await self._transact("BEGIN", has_expired):
-            return 0
         return await self._transact("BEGIN IMMEDIATE", work)
 
     # -- messages
@@ -555,11 +552,6 @@ def first_row(database: sqlite3.Connection, query: str, arguments: Sequence[Any]
 def has_right(path: Path, mode: int) -> bool:
     """Whether this process has all these rights to a file, and may write to its file system."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
-
-
-def identity(status: os.stat_result) -> tuple[int, int]:
-    """Device and inode of a file, which identify it."""
-    return status.st_dev, status.st_ino
 
 
 def require_folder(folder: Path) -> None:

@@ -587,19 +587,16 @@ class NatsStore:
     async def _settled_messages(self, link: NatsLink, subjects: Sequence[str]) -> list[Msg]:
         """The values of these subjects, up to some size in total."""
         found: list[Msg] = []
-        if self._is_replicated:
-            verb = f"STREAM.MSG.GET.{self._settled}"
-            for subject in subjects:
-                answer = await self._ask(link, verb, last_by_subj=subject)
-                if "message" in answer:
-                    found.append(stored_message(link, answer["message"]))
-                if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
-                    break
-            return found
-        for part in self._portions(link, subjects):
-            messages, _ = await self._get(
-                link, self._settled_config, multi_last=part, max_bytes=MAX_SETTLED_BYTES
-            )
+        one_by_one = [[subject] for subject in subjects]
+        for part in one_by_one if self._is_replicated else self._portions(link, subjects):
+            if self._is_replicated:
+                verb = f"STREAM.MSG.GET.{self._settled}"
+                answer = await self._ask(link, verb, last_by_subj=part[0])
+                messages = [stored_message(link, answer["message"])] if "message" in answer else []
+            else:
+                messages, _ = await self._get(
+                    link, self._settled_config, multi_last=part, max_bytes=MAX_SETTLED_BYTES
+                )
             found += messages
             if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
                 break

@@ -161,7 +161,7 @@ class Relay:
         self._replies = make_replies()
         self._values = ValueReader(self._client, self._replies)
         self._follower = Follower(
-            self._on_advance,
+            self._thresholds.advance,
             self._on_epoch_change,
             self._on_ahead,
             self._on_change,
@@ -317,9 +317,6 @@ class Relay:
         finally:
             if not is_followed:
                 self._thresholds.forget(key)
-
-    def _on_advance(self, key: str, version: int) -> None:
-        self._thresholds.advance(key, version)
 
     def _on_epoch_change(self, key: str, version: int) -> None:
         self._thresholds.forget(key)

@@ -267,7 +267,7 @@ class StoreSync:
                 continue
             failures = 0
             self._update_connected()
-            if request.since is not None and self._is_probe_due and not follower.needs_changes:
+            if request.since is not None and self._is_probe_due and not follower.wants_changes:
                 self._is_probe_due = False
                 self._schedule_resync()
                 await self._probe()
