@@ -314,48 +314,36 @@ class NatsStore:
         """The last messages of these keys. Starts an epoch if there is none. Keys that exceed a
         request are read by further ones; if the floor or the epoch changes meanwhile, all are read
         again."""
-        subjects = [*map(self._subject, keys)]
+        subjects = {self._subject(key): key for key in keys}
         least = await self._last_sequence(link)
         while True:
-            position, meta = 0, None
-            versions: dict[str, tuple[int, int]] = {}
+            metas: set[Meta | None] = set()
+            positions: list[int] = []
+            found: dict[str, Msg] = {}
             for part in self._portions(link, subjects):
-                at, found_meta, found = await self._last(link, part)
-                if meta is None:
-                    position, meta = at, found_meta
-                if meta is None or meta != found_meta:
-                    break
-                versions |= {
-                    key: (meta.floor if version is None else version, sequence)
-                    for key, version, sequence in found
-                }
-            else:
-                if meta is not None and position >= least:
-                    return State(meta, position, versions)
+                messages, _ = await self._get(link, multi_last=[self._meta, self._news, *part])
+                found |= {message.headers["Nats-Subject"]: message for message in messages}  # type: ignore[index]
+                last, news = found.pop(self._meta, None), found.pop(self._news, None)
+                metas.add(meta_of(last) if last else None)
+                positions.append(sequence_of(news) if news else 0)
+            if metas == {None}:
+                await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+                continue
+            meta = metas.pop()
+            if metas or meta is None or positions[0] < least:
                 await sleep(STALE_READ_PAUSE)
                 continue
-            if meta is None:
-                await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+            versions = {
+                key: (
+                    meta.floor if (version := version_of(found[subject])) is None else version,
+                    sequence_of(found[subject]),
+                )
+                for subject, key in subjects.items()
+                if subject in found
+            }
+            return State(meta, positions[0], versions)
 
-    async def _last(
-        self, link: NatsLink, subjects: Sequence[str]
-    ) -> tuple[int, Meta | None, list[tuple[str, int | None, int]]]:
-        """The position, the state of the store, and for each of the subjects that has a message,
-        its key, version and sequence number, in one snapshot."""
-        messages, _ = await self._get(link, multi_last=[self._meta, self._news, *subjects])
-        position, meta = 0, None
-        found: list[tuple[str, int | None, int]] = []
-        for message in messages:
-            sequence = sequence_of(message)
-            if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
-                meta = Meta(*loads(message.data))._replace(sequence=sequence)
-            elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
-                position = sequence
-            elif (key := key_of(message)) is not None:
-                found.append((key, version_of(message), sequence))
-        return position, meta, found
-
-    def _portions(self, link: NatsLink, subjects: Sequence[str]) -> list[list[str]]:
+    def _portions(self, link: NatsLink, subjects: Iterable[str]) -> list[list[str]]:
         """The subjects in portions that a request can name; at least one portion."""
         portions: list[list[str]] = [[]]
         size, limit = 0, link.max_payload - MAX_COMMAND_BYTES
@@ -643,6 +631,11 @@ class NatsStore:
         """See `Store.send`."""
         async with self._writer.use() as link:
             await link.send(self._channel, payload)
+
+
+def meta_of(message: Msg) -> Meta:
+    """The state of the store in a stored message."""
+    return Meta(*loads(message.data))._replace(sequence=sequence_of(message))
 
 
 def sequence_of(message: Msg) -> int:
