@@ -125,7 +125,7 @@ PLACES: list[tuple[Callable[[Path], Path], str]] = [
     (partial(database, mode=0o666), "expected a file of this user"),
     (partial(database, content=b"a text that is no database" * 100), "not a database"),
     (foreign_database, "not a relay's database, and was left alone"),
-    (linked_database, "is a symbolic link, and was left alone"),
+    (linked_database, "expected a file, not a link"),
 ]
 
 
