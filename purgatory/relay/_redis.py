@@ -146,26 +146,20 @@ class RedisStore:
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{pool.connection_kwargs.get('db') or 0}"
-        self._scripts = {
-            text: client.register_script(lua.BEGIN + text)
-            for text in (lua.READ, lua.WRITE, lua.AGE, lua.FORGET, lua.RENEW)
-        }
+        register = client.register_script
+        self._scripts = {text: register(lua.BEGIN + text) for text in lua.ON_VERSIONS}
+        self._scripts |= {text: register(text) for text in lua.ON_VALUES}
         self._prefix = prefix
-        self._settle_script, self._settled_script, self._rights_script = map(
-            client.register_script, (lua.SETTLE, lua.SETTLED, lua.RIGHTS)
-        )
 
     async def open(self) -> None:
         """See `Store.open`."""
-        async with self._writer.use() as client:
-            key = self._value_name(token_hex(8))
-            refused = await self._rights_script(keys=[key], args=[self._publish], client=client)
-            if refused:
-                names = ", ".join(word.decode() for word in refused)
-                raise Refused(
-                    f"its user has no permission to run {names} on the keys {{{self._prefix}}}:* "
-                    f"and the channel {self._channel}"
-                )
+        refused = await self._run_script(lua.RIGHTS, keys=[self._value_name(token_hex(8))])
+        if refused:
+            names = ", ".join(word.decode() for word in refused)
+            raise Refused(
+                f"cannot use {self.address}: its user has no permission to run {names} on the keys "
+                f"{{{self._prefix}}}:* and the channel {self._channel}"
+            )
         await self.write(())
 
     async def close(self) -> None:
@@ -271,12 +265,19 @@ class RedisStore:
         return Redis.from_url(url, **options)
 
     async def _run_script(
-        self, script: str, *arguments: Any, on: Connection[Redis] | None = None
+        self,
+        script: str,
+        *arguments: Any,
+        keys: Sequence[str] | None = None,
+        on: Connection[Redis] | None = None,
     ) -> Any:
+        """Runs a script, by default on the keys of the versions and by the writer."""
         async with (on or self._writer).use() as client:
             common = (self._channel, self._publish, token_hex(4))
             return await self._scripts[script](
-                keys=self._names, args=[*common, *arguments], client=client
+                keys=self._names if keys is None else keys,
+                args=[*common, *arguments],
+                client=client,
             )
 
     # -- versions
@@ -343,12 +344,8 @@ class RedisStore:
             for key, value, ttl, token in deliveries
             for word in (dumps(key), token + value, ceil(ttl * 1_000.0))
         ]
-        async with self._writer.use() as client:
-            reply = await self._settle_script(
-                keys=[self._value_name(delivery.key) for delivery in deliveries],
-                args=[self._channel, self._publish, *arguments],
-                client=client,
-            )
+        names = [self._value_name(delivery.key) for delivery in deliveries]
+        reply = await self._run_script(lua.SETTLE, *arguments, keys=names)
         return {
             delivery.key: bool(is_settled)
             for delivery, is_settled in zip(deliveries, reply, strict=True)
@@ -357,8 +354,7 @@ class RedisStore:
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `StoreWithDeliveries.settled`."""
         names = [self._value_name(key) for key in keys]
-        async with self._reader.use() as client:
-            reply = await self._settled_script(keys=names, args=[MAX_SETTLED_BYTES], client=client)
+        reply = await self._run_script(lua.SETTLED, MAX_SETTLED_BYTES, keys=names, on=self._reader)
         return {
             key: value[16:] for key, value in zip(keys, reply, strict=True) if value is not None
         }

@@ -2,6 +2,7 @@
 understood."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,8 @@ POSITIVE = "(must be a positive|cannot be NaN)"
     [
         ({"store": 7}, TypeError, "an address or have the methods of purgatory.relay.Store, got 7"),
         ({"prefix": "a-b"}, ValueError, "prefix must consist of"),
+        ({"password": "secret"}, TypeError, "password must be a function"),
+        ({"store": SimpleNamespace(listen=0), "password": str}, TypeError, "must be None with a"),
         *(
             ({name: "15"}, TypeError, f"{name} must be a number of seconds, not '15'")
             for name in ("resync", "forget_after")

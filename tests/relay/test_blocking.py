@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from failing_store import FailingStore
 from helpers import until
 from ports import free_port
 from relay_waits import started
@@ -54,6 +55,27 @@ def test_closed_relay_reopens_and_leaves_no_thread(url, prefix):
     while threading.active_count() > threads:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_task_that_a_store_leaves_ends_with_the_loop(tmp_path):
+    store: Any = FailingStore(tmp_path)
+    close, ended = store.close, []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(TIMEOUT)
+        finally:
+            ended.append(await asyncio.sleep(0, "after an iteration"))
+
+    async def leave() -> None:
+        store.left = asyncio.create_task(linger())
+        await asyncio.sleep(0)
+        await close()
+
+    store.close = leave
+    with blocking.Relay(store, timeout=TIMEOUT):
+        pass
+    assert ended
 
 
 def test_unavailable_store_is_reported_within_timeout():

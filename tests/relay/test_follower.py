@@ -205,6 +205,8 @@ class Simulation(RuleBasedStateMachine):
             process.channel.clear()
         if event != "cut":
             getattr(process.follower, event)()
+            assert process.follower.is_subscribed is process.is_subscribed
+            assert not process.follower.is_current
 
     @rule(at=PROCESSES)
     def drop_idle(self, at: int) -> None:

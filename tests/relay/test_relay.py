@@ -327,9 +327,11 @@ async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
             await relay.bump("a")
 
 
-async def test_a_made_up_probe_changes_nothing(tmp_path):
-    store: Any = FailingStore(tmp_path, listen=[])
-    async with Relay(store, timeout=TIMEOUT) as relay:
+async def test_own_probe_ends_the_time_limit_and_a_made_up_one_nothing(tmp_path):
+    store: Any = FailingStore(tmp_path, listen=[], send=[])
+    async with Relay(store, timeout=TIMEOUT, resync=0.2) as relay:
+        await until(lambda: store.calls["send"])
+        await until(lambda: relay._sync._listen_timeout.when() is None)
         _, on_message = store.last["listen"]
         for number in ("", "x", "-1", "²", "9" * 5_000):
             on_message(f'"{relay._sync._id}:{number}"')

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from relay_waits import pair, recorded, refused, started
 from servers import TIMEOUT, NatsServer, PostgresServer, served
 
-from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
+from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode, encode_settled
 from purgatory.relay._messages import MAX_KEY_BYTES, MAX_NUMBER, NAME, Hint, Settled
 
 PAGE = Path(__file__).parents[2] / "purgatory/relay/README.md"
@@ -77,6 +77,13 @@ def test_any_message_is_decoded_within_bounds(other, message, at, byte):
     if at < len(payload):
         payload[at] = byte
         check_decoded(bytes(payload))
+
+
+def test_each_kind_of_message_is_decoded():
+    change = ChangeMessage("e", 0, 1, {"a": 1})
+    settled = [encode_settled(["a"], limit) for limit in (99, 9)]
+    messages = [decode(each) for each in (encode(change), b'["a"]', *settled, b'"a probe"')]
+    assert messages == [change, Hint(("a",)), Settled(("a",)), Settled(()), "a probe"]
 
 
 REFUSED = {
