@@ -55,9 +55,15 @@ async def test_each_form_of_address_is_used(server, ipv6):
 
 
 @pytest.mark.parametrize("announced", [[], ["--cluster-announce-ip", "::1"]])
-async def test_cluster_with_ipv6_is_used(tmp_path, ipv6, announced):
-    with served("cluster", tmp_path, "--bind", "127.0.0.1", ipv6, *announced) as redis:
-        await check(redis.url.replace("127.0.0.1", f"[{ipv6}]"))
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.2"])
+async def test_cluster_is_used_at_its_address(tmp_path, ipv6, host, announced):
+    own = host.strip("[]")
+    announced = [word.replace(ipv6, own) for word in announced]
+    with served("cluster", tmp_path, "--bind", "127.0.0.1", own, *announced) as redis:
+        url = redis.url.replace("127.0.0.1", host)
+        await check(url)
+        async with Relay(url, timeout=TIMEOUT):
+            assert redis.ask("CLIENT", "LIST").count(b"laddr=127.0.0.1:") == 1  # this one
 
 
 async def test_options_of_address_leave_the_relays_own(tmp_path):
