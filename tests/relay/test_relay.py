@@ -368,6 +368,10 @@ async def test_relay_opens_once_unavailable_store_returns(tmp_path):
         async with Relay(f"file://{tmp_path}/app", timeout=30) as relay:
             return await relay.bump("a")
 
+    store: Any = FailingStore(tmp_path, listen=["before"] * 10_000)
+    with pytest.raises(RelayUnavailable, match="nothing was written"):
+        await Relay(store, timeout=0.5).__aenter__()
+    assert store.calls["listen"] < 100  # with pauses
     with pytest.raises(RelayUnavailable, match=r"Not a directory|File exists"):
         await Relay(f"file://{tmp_path}/app/folder", timeout=0.2).__aenter__()
     bumping = asyncio.create_task(bump())
@@ -411,7 +415,8 @@ def test_clock_set_back_forgets_nothing_early():
     samples, _ = horizon([], 1000.0, 10, 40.0)
     samples, last = horizon(samples, 100.0, 20, 40.0)
     assert (samples, last) == ([(100.0, 20)], -1)
-    assert horizon(samples, 141.0, 30, 40.0)[1] == 20
+    assert horizon(samples, 105.0, 25, 40.0)[0] == [(100.0, 20), (105.0, 25)]
+    assert horizon(samples, 140.0, 30, 40.0)[1] == 20
 
 
 async def test_wait_on_forgotten_key_ends_at_next_write(relay):
