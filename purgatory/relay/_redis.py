@@ -167,16 +167,30 @@ class RedisStore:
         await gather(*(each.close() for each in (self._reader, self._writer, self._listener)))
 
     async def connect(self, current: Redis | None) -> Redis:
-        """See `Server.connect`."""
-        client = current
-        if client is None or self._moves_at[client] != self._moves:
-            client = await self._find_server()
+        """See `Server.connect`. Asks which server has the keys, unless `current` is its client."""
+        if current is not None and self._moves_at[current] == self._moves:
+            await connect(current)
+            return current
+        host, limit = self._hosts[0], ASK_TIMEOUT if len(self._hosts) > 1 else None
+        self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
+        client = self._make_client(host)
         try:
-            await connect(client)
-        except BaseException:
-            if client is not current:
+            async with timeout(limit):
+                await connect(client)
+                found = await self._ask(client, host)
+            if found != self._host:
+                self._host, self._moves = found, self._moves + 1
+            if found == host:
+                self._hosts.remove(host)
+                self._hosts.appendleft(host)
+            else:
                 self._writer.discard(client)
+                client = self._make_client(found, is_found=True)
+                await connect(client)
+        except BaseException:
+            self._writer.discard(client)
             raise
+        self._moves_at[client] = self._moves
         return client
 
     async def disconnect(self, connection: Redis, _is_broken: bool) -> None:
@@ -192,30 +206,6 @@ class RedisStore:
         if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
             return Refused if REFUSAL.search(str(error)) else NotWritten
         return RelayUnavailable if isinstance(error, (RedisError, OSError)) else None
-
-    async def _find_server(self) -> Redis:
-        """A client of the server that has the keys."""
-        host, limit = self._hosts[0], ASK_TIMEOUT if len(self._hosts) > 1 else None
-        self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
-        asked = self._make_client(host)
-        found = None
-        try:
-            async with timeout(limit):
-                await connect(asked)
-                found = await self._ask(asked, host)
-        finally:
-            if found != host:
-                self._writer.discard(asked)
-        client = asked
-        if found != host:
-            client = self._make_client(found, is_found=True)
-        else:
-            self._hosts.remove(host)
-            self._hosts.appendleft(host)
-        if found != self._host:
-            self._host, self._moves = found, self._moves + 1
-        self._moves_at[client] = self._moves
-        return client
 
     async def _ask(self, client: Redis, host: str) -> str:
         """The host that has the keys, as `host` says."""
