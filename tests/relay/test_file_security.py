@@ -164,12 +164,6 @@ async def test_missing_right_to_write_is_named(sticky, part):
             folder.chmod(0o700)
 
 
-async def test_folder_without_rights_is_refused_at_once(sticky):
-    (sticky / "root").mkdir(mode=0o755)
-    with another_user():
-        await refused(f"file://{sticky}/root/app", "Permission denied")
-
-
 async def test_files_are_private_below_a_long_path(tmp_path):
     """The path is longer than that of a socket may be."""
     folder = tmp_path / ("a" * 100) / ("b" * 100)
