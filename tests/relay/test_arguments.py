@@ -25,8 +25,6 @@ NAN, INFINITY = float("nan"), float("inf")
         ("advance", ("a", 2**52 + 1), {}, ValueError, r"version must be from 0 to 2\*\*52"),
         ("advance", ("a", 1.0), {}, TypeError, "version must be an integer, got 1.0"),
         ("advance", ("a", True), {}, TypeError, "version must be an integer, got True"),
-        ("wait", ("a", "1"), {}, TypeError, "seen must be an integer, got '1'"),
-        ("wait", ("a", -1), {}, ValueError, "seen must be from 0"),
         ("wait", ("a", 2**53 + 1), {}, ValueError, r"seen must be from 0 to 2\*\*53"),
         ("wait", ("a", 0, NAN), {}, ValueError, "NaN"),
         ("wait", ("a", 0), {"epoch": 7}, TypeError, "epoch must be a str, got 7"),

@@ -89,7 +89,6 @@ def test_each_kind_of_message_is_decoded():
 REFUSED = {
     "nested": b"[" * 100_000,
     "digits": b"9" * 10_000,
-    "number": b'["e",0,1,{"a":' + b"9" * 4_000 + b"}]",
     "large": json.dumps(["e", 0, 1, {f"key{n}": 1 for n in range(100_000)}]).encode(),
     "long key": json.dumps({"settled": ["a" * 513]}).encode(),
     "no key": b'{"settled": ["a", 7]}',
