@@ -90,13 +90,15 @@ class NatsLink:
             connecting.cancel()
             await wait([connecting])
             await link.close()
-            if isinstance(error, OSError):
-                server: Any = link._client._current_server
+            if not isinstance(error, (Error, OSError)):
+                raise
+            cause, server = link._error or error, link._client._current_server
+            if isinstance(cause, OSError) and server is not None:  # it was connected
                 words = await last_words(open_connection(server.uri.hostname, server.uri.port))
-                link._error = Error(words) if words else link._error
-            if isinstance(error, (Error, OSError)) and link._error is not None:
-                raise link._error from error  # the cause
-            raise
+                cause = Error(words) if words else cause
+            if cause is error:
+                raise
+            raise cause from error
         return link
 
     async def _on_error(self, error: Exception) -> None:
