@@ -17,7 +17,7 @@ from requirements import need, unavailable
 from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
-from purgatory.relay import Relay, blocking
+from purgatory.relay import Relay, _connection, blocking
 from purgatory.relay._store import open_store
 
 pytestmark = pytest.mark.slow
@@ -173,7 +173,8 @@ FULL = {
 
 
 @pytest.mark.parametrize("kind", FULL)
-async def test_full_server_is_told_in_its_words(tmp_path, kind):
+async def test_full_server_is_told_in_its_words(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(_connection, "LAST_WORDS_TIMEOUT", TIMEOUT)
     options, words = FULL[kind]
     (tmp_path / "settings").write_text("max_connections: 1")
     with limited(kind, tmp_path, *options) as server:
@@ -185,8 +186,10 @@ async def test_full_server_is_told_in_its_words(tmp_path, kind):
                     continue
                 held.append(await served_client(kind, server.port))
             for _ in range(5):
+                store = open_store(server.url, "test")
                 with pytest.raises(RelayUnavailable, match=words):
-                    await Relay(server.url, timeout=2.0).__aenter__()
+                    await store.open()
+                await store.close()
         finally:
             for each in held:
                 closing = each.close()

@@ -225,6 +225,9 @@ relays = []
 def post_fork(server, worker):
     relays.append(Relay({url!r}, timeout=60).__enter__())
 
+def post_worker_init(worker):  # from now on it handles signals itself
+    worker.log.info("Ready")
+
 def app(environ, start_response):
     start_response("200 OK", [])
     return [b"%d" % relays[0].bump("a")]
@@ -239,9 +242,9 @@ def test_gunicorn_workers_with_open_relays_end(tmp_path):
     server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        booted = 0
-        while booted < 2:
-            booted += "Booting worker" in server.stderr.readline()
+        ready = 0
+        while ready < 2:
+            ready += "Ready" in server.stderr.readline()
         begun = time.monotonic()
         server.send_signal(signal.SIGTERM)
         _, log = server.communicate(timeout=2 * TIMEOUT)
