@@ -79,6 +79,6 @@ def single_addresses(url: str) -> list[str]:
 def without_options(url: str, names: Container[str]) -> str:
     """The address without these options."""
     start, _, query = url.partition("?")
-    options = parse_qsl(query.partition("#")[0], keep_blank_values=True)
+    options = parse_qsl(query.partition("#")[0])
     kept = urlencode([(name, value) for name, value in options if name not in names])
     return f"{start}?{kept}" if kept else start

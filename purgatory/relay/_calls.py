@@ -107,10 +107,6 @@ class Calls:
         """Whether the store may have a request: it is in flight, or an answer was lost."""
         return call.is_perhaps_made or call in self._in_flight
 
-    def is_locked(self, key: str) -> bool:
-        """Whether calls wait for another transaction that holds `key` locked."""
-        return any(not call.answer.done() for call in self._locked.get(key, ()))
-
     def close(self) -> None:
         """Cancels the calls without an answer."""
         if self._lock_timer is not None:

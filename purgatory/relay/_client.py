@@ -269,14 +269,9 @@ class StoreClient:
             RelayUnavailable: the value was not delivered, or may have been; the message says which.
             ValueError, TypeError: an argument is out of bounds or of a wrong type.
         """
-        delivery = require_delivery(key, value, ttl, self._max_value)
         store = self.require_deliveries("deliver to", key)
-        limit = getattr(store, "max_value", self._max_value)
-        if len(value) > limit:
-            raise ValueError(
-                f"cannot deliver {len(value)} bytes to {key!r}: the server at {store.address} "
-                f"takes at most {limit}"
-            )
+        limit = min(self._max_value, getattr(store, "max_value", self._max_value))
+        delivery = require_delivery(key, value, ttl, limit)
 
         async def settle() -> bool:
             return (await store.settle([delivery], connection))[key]

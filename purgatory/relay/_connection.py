@@ -9,12 +9,12 @@ and translates the errors of the client.
     use        connects again
 """
 
-from asyncio import Lock, Task, gather, get_running_loop
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio import Lock, StreamReader, StreamWriter, Task, gather, get_running_loop
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Generic, Protocol, TypeVar, final
 
-from purgatory import RelayUnavailable
+from purgatory import RelayUnavailable, timeout
 from purgatory.relay._store import NotWritten
 
 LAST_WORDS_TIMEOUT: Final = 0.5
@@ -99,3 +99,18 @@ class Connection(Generic[C]):
         if connection is not None:
             await self._server.disconnect(connection, False)
         await gather(*self._closing, return_exceptions=True)
+
+
+async def last_words(opening: Awaitable[tuple[StreamReader, StreamWriter]]) -> str:
+    """What a server says when it closes each new connection, as beyond its limit; empty for nothing.
+    A client that speaks first may lose these words, so `opening`, a connection, only listens."""
+    with suppress(Exception):
+        async with timeout(LAST_WORDS_TIMEOUT):
+            reader, writer = await opening
+            try:
+                while line := await reader.readline():
+                    if line.startswith(b"-"):
+                        return line[1:].decode(errors="replace").strip(" '\r\n")
+            finally:
+                writer.close()
+    return ""

@@ -23,11 +23,9 @@ The statements run on SQLite 3.34, of RHEL 9 and Debian 11, which lacks RETURNIN
 
 import os
 import sqlite3
-import sys
 from asyncio import get_running_loop, sleep
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from json import dumps, loads
 from pathlib import Path
 from secrets import token_hex
@@ -36,6 +34,12 @@ from subprocess import run
 from time import monotonic, time
 from typing import Any, Final, TypeVar, final
 from urllib.parse import unquote, urlsplit
+
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+except ImportError as error:  # on Windows
+    message = "a relay over a folder needs Unix: use redis:// or postgresql://"
+    raise ImportError(message) from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
@@ -110,11 +114,6 @@ class FileStore:
                 "store must be an address like file:///folder, with three slashes, "
                 f"got {without_password(url)!r}"
             )
-        if sys.platform == "win32":
-            raise ValueError(
-                f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; "
-                "use redis:// or postgresql://"
-            )
         self.address = without_password(url)
         self._folder = Path(unquote(parts.path))
         self._prefix = prefix
@@ -144,7 +143,7 @@ class FileStore:
         """Opens the database, and creates missing tables."""
         self._close_database()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        require_folder(self._folder)
+        require_private(self._folder, S_ISDIR, "folder", {os.geteuid(), 0})
         self._sockets.open()
         self._sockets.remove_dead(self._prefix)
         self._take_lock()
@@ -192,7 +191,10 @@ class FileStore:
     def _open_database(self) -> None:
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o660))
-        require_database(self._path, self._folder)
+        users = {os.geteuid(), 0}
+        if self._folder.stat().st_mode & S_IWGRP:  # any member of its group may have created it
+            users.add(self._path.lstat().st_uid)
+        require_private(self._path, S_ISREG, "file", users)
         database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
         try:
             database.execute("PRAGMA synchronous = OFF")
@@ -284,7 +286,8 @@ class FileStore:
         """Device and inode of the database and of its log: other numbers for later files of the
         same names."""
         try:
-            return [identity(path.stat()) for path in (self._path, Path(f"{self._path}-wal"))]
+            paths = (self._path, Path(f"{self._path}-wal"))
+            return [(status.st_dev, status.st_ino) for status in map(Path.stat, paths)]
         except OSError:
             return []
 
@@ -465,13 +468,12 @@ class FileStore:
     async def sweep(self, limit: int) -> int:
         """See `SweptStore.sweep`. Removes fewer if they are large. SQLite returns their pages to the
         disk."""
-        expired = "FROM settled WHERE expires <= ?"
-
-        def has_expired(database: sqlite3.Connection) -> bool:
-            return first_row(database, f"SELECT 1 {expired}", (monotonic(),)) is not None
 
         def work(database: sqlite3.Connection) -> int:
-            query = f"SELECT rowid, length(value) {expired} ORDER BY expires LIMIT ?"
+            query = """
+                SELECT rowid, length(value) FROM settled WHERE expires <= ?
+                ORDER BY expires LIMIT ?
+            """
             count, size = 0, 0
             for row, length in database.execute(query, (monotonic(), limit)).fetchall():
                 database.execute("DELETE FROM settled WHERE rowid = ?", (row,))
@@ -480,8 +482,6 @@ class FileStore:
                     break
             return count
 
-        if not await self._transact("BEGIN", has_expired):
-            return 0
         return await self._transact("BEGIN IMMEDIATE", work)
 
     # -- messages
@@ -557,40 +557,16 @@ def has_right(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def identity(status: os.stat_result) -> tuple[int, int]:
-    """Device and inode of a file, which identify it."""
-    return status.st_dev, status.st_ino
-
-
-def require_folder(folder: Path) -> None:
-    """Requires that no other user can change the folder's contents.
+def require_private(path: Path, is_kind: Callable[[int], bool], kind: str, users: set[int]) -> None:
+    """Requires that no other user can replace a folder's files or a file's content.
 
     Raises:
-        ValueError: the folder belongs to another user, is writable by everyone, or is not a folder.
-    """
-    status = folder.lstat()
-    if not S_ISDIR(status.st_mode):
-        raise ValueError(f"cannot use {folder}: expected a folder, not a link or another file")
-    require_owner(folder, status, "folder", (os.geteuid(), 0))
-
-
-def require_database(path: Path, folder: Path) -> None:
-    """Requires that a database belongs to this user, root or, in a folder writable by its group,
-    to any member.
-
-    Raises:
-        ValueError: it belongs to another user, is writable by everyone, or is not a regular file.
+        ValueError: it is a link or of another kind, belongs to none of these users, or is writable
+            by everyone.
     """
     status = path.lstat()
-    if not S_ISREG(status.st_mode):
-        kind = "a symbolic link" if path.is_symlink() else "no file"
-        raise ValueError(f"cannot use {path}: it is {kind}, and was left alone")
-    is_shared = folder.stat().st_mode & S_IWGRP
-    require_owner(path, status, "file", (os.geteuid(), 0, *[status.st_uid] * bool(is_shared)))
-
-
-def require_owner(path: Path, status: os.stat_result, kind: str, users: tuple[int, ...]) -> None:
-    """Requires a file that belongs to one of these users, and that others may not write to."""
+    if not is_kind(status.st_mode):
+        raise ValueError(f"cannot use {path}: expected a {kind}, not a link or another file")
     if status.st_uid not in users or status.st_mode & S_IWOTH:
         raise ValueError(
             f"cannot use {path}: expected a {kind} of this user ({os.geteuid()}) or root to which "

@@ -108,7 +108,7 @@ class Follower:
 
     def __init__(
         self,
-        on_advance: Callable[[str, int], None],
+        on_advance: Callable[[str, int], object],
         on_epoch_change: Callable[[str, int], None],
         on_ahead: Callable[[str, int], None],
         on_change: Callable[[str], None],
@@ -139,8 +139,9 @@ class Follower:
         self.subscriptions = 0
         """Number of confirmed subscriptions."""
         self._probes = 0
-        self._wants_changes = True
-        """Whether to read the changes since `position`."""
+        self.wants_changes = True
+        """Whether a read of the changes since `position` is due, or the last one left some of them
+        unread."""
         self._is_resync = True
         """Whether to do so because messages may have been lost."""
         self._keys_to_read: dict[str, bool] = {}
@@ -223,7 +224,7 @@ class Follower:
         """Handles a received hint. Its sender is unknown, so it only causes reads."""
         self.received += len(hint.keys)
         if self.reports_all_keys or not hint.keys:
-            self._wants_changes = True
+            self.wants_changes = True
         for key in hint.keys:
             if key in self.idle:
                 self._drop(key)
@@ -240,7 +241,7 @@ class Follower:
     def _apply_message(self, message: ChangeMessage) -> None:
         epoch, after, position, versions = message
         if epoch != self.epoch:
-            self._wants_changes = True  # only the store knows which epoch is later
+            self.wants_changes = True  # only the store knows which epoch is later
             return
         self.latest = max(self.latest, position)
         is_new = True
@@ -250,8 +251,8 @@ class Follower:
                 self._advance_position(position)
             elif is_new:
                 self._out_of_order[after] = position
-                self._wants_changes = (
-                    self._wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
+                self.wants_changes = (
+                    self.wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
                 )
         for key, version in versions.items():
             self._apply_version(key, version)
@@ -285,7 +286,7 @@ class Follower:
 
     def resync(self) -> None:
         """Requests a read of the changes, since messages may have been lost."""
-        self._wants_changes = self._is_resync = True
+        self.wants_changes = self._is_resync = True
 
     def recheck(self) -> None:
         """Requests a resync and a read of some followed keys, in turn, since a deleted row sends no
@@ -301,27 +302,22 @@ class Follower:
         self._keys_to_read = dict.fromkeys(self.followed, False)
 
     @property
-    def needs_changes(self) -> bool:
-        """Whether a read of the changes is due, or the last one left some of them unread."""
-        return self._wants_changes
-
-    @property
     def is_reading_changes(self) -> bool:
         """Whether a read of the changes is due or in flight."""
-        return self._wants_changes or self._in_flight is not None
+        return self.wants_changes or self._in_flight is not None
 
     @property
     def needs_read(self) -> bool:
         """Whether a read is needed and none is in flight."""
-        return self._in_flight is None and (self._wants_changes or bool(self._keys_to_read))
+        return self._in_flight is None and (self.wants_changes or bool(self._keys_to_read))
 
     def begin_read(self) -> ReadRequest:
         """Returns the next read. `on_read` or `on_read_failed` must follow before another call."""
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
-        since = self.position if self._wants_changes and self.epoch is not None else None
-        is_resync = self._wants_changes and self._is_resync
-        self._wants_changes = self._is_resync = False
+        since = self.position if self.wants_changes and self.epoch is not None else None
+        is_resync = self.wants_changes and self._is_resync
+        self.wants_changes = self._is_resync = False
         known = {
             key: version
             for key in keys
@@ -335,7 +331,7 @@ class Follower:
     def on_read_failed(self, request: ReadRequest) -> None:
         """Handles a failed read; it is requested again."""
         self._in_flight = None
-        self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
+        self.wants_changes = self.wants_changes or request.since is not None or self.epoch is None
         self._is_resync = self._is_resync or request.is_resync
         self._keys_to_read.update(
             (key, key in request.hinted) for key in request.keys if key in self.followed
@@ -352,7 +348,7 @@ class Follower:
             return
         elif request.since is not None:
             self.resyncs += request.is_resync
-            self._wants_changes = self._wants_changes or result.has_more
+            self.wants_changes = self.wants_changes or result.has_more
             if result.position >= self.position:
                 self._advance_position(result.position)
             if result.is_incomplete:
@@ -365,7 +361,7 @@ class Follower:
         if (
             request.subscriptions == self.subscriptions
             and self.is_subscribed
-            and not self._wants_changes
+            and not self.wants_changes
         ):
             self.is_current = True
 
@@ -381,14 +377,14 @@ class Follower:
 
     def _end_epoch(self) -> None:
         """Has the next read end the store's epoch first, because the store has gone backwards."""
-        self.epoch_to_end, self._wants_changes = self.epoch, True
+        self.epoch_to_end, self.wants_changes = self.epoch, True
 
     def _begin_epoch(self, request: ReadRequest, result: ReadResult) -> None:
         self.epochs += 1
         self.epoch, self.position, self.epoch_to_end = result.epoch, result.position, None
         self.latest = result.position
         if self.reports_all_keys and self.epochs > 1:
-            self.position, self._wants_changes = 0, True
+            self.position, self.wants_changes = 0, True
         self._out_of_order.clear()
         self._unconfirmed.clear()
         self._drop_all_idle()

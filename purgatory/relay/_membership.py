@@ -89,7 +89,7 @@ class Membership:
         now = self._listed_at = self._time()
         if now >= self._called_at + CALL_INTERVAL and hasattr(self._client.store, "settle"):
             self._called_at = now
-            self._settle(CALL, b"")
+            self._start(self._settle(CALL, b""), "announcing")
         self._others = {
             id_: each for id_, each in self._others.items() if now < each.heard_at + MEMBER_TTL
         }
@@ -120,15 +120,13 @@ class Membership:
             get_running_loop().call_exception_handler({"message": message, "exception": error})
         else:
             self._rows_made += 1
-            self._settle(f"{CALL}/{self._id}/{self._rows_made}", row)
+            key = f"{CALL}/{self._id}/{self._rows_made}"
+            self._start(self._settle(key, row), "announcing")
 
-    def _settle(self, key: str, value: bytes) -> None:
-        async def settle() -> None:
-            with suppress(Exception):  # the next call follows soon
-                delivery = Delivery(key, value, CALL_INTERVAL, token_bytes(16))
-                await self._client.settle("announce", delivery)
-
-        self._start(settle(), "announcing")
+    async def _settle(self, key: str, value: bytes) -> None:
+        with suppress(Exception):  # the next call follows soon
+            delivery = Delivery(key, value, CALL_INTERVAL, token_bytes(16))
+            await self._client.settle("announce", delivery)
 
     async def _read(self) -> None:
         await sleep(READ_DELAY)

@@ -31,7 +31,7 @@ import ssl
 import time
 from asyncio import gather, sleep
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from json import dumps, loads
@@ -314,48 +314,36 @@ class NatsStore:
         """The last messages of these keys. Starts an epoch if there is none. Keys that exceed a
         request are read by further ones; if the floor or the epoch changes meanwhile, all are read
         again."""
-        subjects = [*map(self._subject, keys)]
+        subjects = {self._subject(key): key for key in keys}
         least = await self._last_sequence(link)
         while True:
-            position, meta = 0, None
-            versions: dict[str, tuple[int, int]] = {}
+            metas: set[Meta | None] = set()
+            positions: list[int] = []
+            found: dict[str, Msg] = {}
             for part in self._portions(link, subjects):
-                at, found_meta, found = await self._last(link, part)
-                if meta is None:
-                    position, meta = at, found_meta
-                if meta is None or meta != found_meta:
-                    break
-                versions |= {
-                    key: (meta.floor if version is None else version, sequence)
-                    for key, version, sequence in found
-                }
-            else:
-                if meta is not None and position >= least:
-                    return State(meta, position, versions)
+                messages, _ = await self._get(link, multi_last=[self._meta, self._news, *part])
+                found |= {message.headers["Nats-Subject"]: message for message in messages}  # type: ignore[index]
+                last, news = found.pop(self._meta, None), found.pop(self._news, None)
+                metas.add(meta_of(last) if last else None)
+                positions.append(sequence_of(news) if news else 0)
+            if metas == {None}:
+                await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+                continue
+            meta = metas.pop()
+            if metas or meta is None or positions[0] < least:
                 await sleep(STALE_READ_PAUSE)
                 continue
-            if meta is None:
-                await self._store_meta(link, Meta(token_hex(4), 0, 0), "")
+            versions = {
+                key: (
+                    meta.floor if (version := version_of(found[subject])) is None else version,
+                    sequence_of(found[subject]),
+                )
+                for subject, key in subjects.items()
+                if subject in found
+            }
+            return State(meta, positions[0], versions)
 
-    async def _last(
-        self, link: NatsLink, subjects: Sequence[str]
-    ) -> tuple[int, Meta | None, list[tuple[str, int | None, int]]]:
-        """The position, the state of the store, and for each of the subjects that has a message,
-        its key, version and sequence number, in one snapshot."""
-        messages, _ = await self._get(link, multi_last=[self._meta, self._news, *subjects])
-        position, meta = 0, None
-        found: list[tuple[str, int | None, int]] = []
-        for message in messages:
-            sequence = sequence_of(message)
-            if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
-                meta = Meta(*loads(message.data))._replace(sequence=sequence)
-            elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
-                position = sequence
-            elif (key := key_of(message)) is not None:
-                found.append((key, version_of(message), sequence))
-        return position, meta, found
-
-    def _portions(self, link: NatsLink, subjects: Sequence[str]) -> list[list[str]]:
+    def _portions(self, link: NatsLink, subjects: Iterable[str]) -> list[list[str]]:
         """The subjects in portions that a request can name; at least one portion."""
         portions: list[list[str]] = [[]]
         size, limit = 0, link.max_payload - MAX_COMMAND_BYTES
@@ -474,16 +462,9 @@ class NatsStore:
         """See `Store.forget`."""
         async with self._writer.use() as link:
             while True:
-                state = await self._state(link, keys)
-                if not state.versions or await self._raise_floor(
-                    link, state.meta, state.versions.values()
-                ):
-                    break
-            deletions = (
-                self._ask(link, f"STREAM.MSG.DELETE.{self._stream}", seq=sequence, no_erase=True)
-                for _, sequence in state.versions.values()
-            )
-            await gather(*deletions)
+                meta, _, known = await self._state(link, keys)
+                if await self._forget(link, meta, known.values()):
+                    return
 
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`. The server records the time of each message."""
@@ -496,27 +477,30 @@ class NatsStore:
             messages, _ = await self._get(
                 link, seq=1, batch=MAX_FORGOTTEN, next_by_subj=f"{self._keys}>"
             )
-            old = [message for message in messages if time_of(message) <= horizon]
-            if not old:
-                return False
-            if await self._raise_floor(
-                link, meta, [(version_of(message) or 0, sequence_of(message)) for message in old]
-            ):
-                # A key written meanwhile has a later number.
-                filter_ = {"filter": f"{self._keys}>", "seq": sequence_of(old[-1]) + 1}
-                await self._ask(link, f"STREAM.PURGE.{self._stream}", **filter_)
+            old = [
+                (version_of(message) or 0, sequence_of(message))
+                for message in messages
+                if time_of(message) <= horizon
+            ]
+            await self._forget(link, meta, old)
             return len(old) == MAX_FORGOTTEN
 
-    async def _raise_floor(
-        self, link: NatsLink, meta: Meta, forgotten: Iterable[tuple[int, int]]
+    async def _forget(
+        self, link: NatsLink, meta: Meta, forgotten: Collection[tuple[int, int]]
     ) -> bool:
-        """Raises the floor to the highest of these versions and sequence numbers. Returns False if
-        another process has changed the floor meanwhile."""
-        versions, sequences = zip(*forgotten, strict=True)
-        later = meta._replace(
-            floor=max(meta.floor, *versions), forgotten=max(meta.forgotten, *sequences)
-        )
-        return await self._store_meta(link, later, meta.epoch) is not None
+        """Raises the floor to the highest of these versions and sequence numbers, and deletes these
+        messages. Returns False if another process has changed the floor meanwhile."""
+        if forgotten:
+            versions, sequences = zip(*forgotten, strict=True)
+            later = meta._replace(
+                floor=max(meta.floor, *versions), forgotten=max(meta.forgotten, *sequences)
+            )
+            if await self._store_meta(link, later, meta.epoch) is None:
+                return False
+            # A key written meanwhile has another number.
+            verb = f"STREAM.MSG.DELETE.{self._stream}"
+            await gather(*(self._ask(link, verb, seq=each, no_erase=True) for each in sequences))
+        return True
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
@@ -587,19 +571,16 @@ class NatsStore:
     async def _settled_messages(self, link: NatsLink, subjects: Sequence[str]) -> list[Msg]:
         """The values of these subjects, up to some size in total."""
         found: list[Msg] = []
-        if self._is_replicated:
-            verb = f"STREAM.MSG.GET.{self._settled}"
-            for subject in subjects:
-                answer = await self._ask(link, verb, last_by_subj=subject)
-                if "message" in answer:
-                    found.append(stored_message(link, answer["message"]))
-                if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
-                    break
-            return found
-        for part in self._portions(link, subjects):
-            messages, _ = await self._get(
-                link, self._settled_config, multi_last=part, max_bytes=MAX_SETTLED_BYTES
-            )
+        one_by_one = [[subject] for subject in subjects]
+        for part in one_by_one if self._is_replicated else self._portions(link, subjects):
+            if self._is_replicated:
+                verb = f"STREAM.MSG.GET.{self._settled}"
+                answer = await self._ask(link, verb, last_by_subj=part[0])
+                messages = [stored_message(link, answer["message"])] if "message" in answer else []
+            else:
+                messages, _ = await self._get(
+                    link, self._settled_config, multi_last=part, max_bytes=MAX_SETTLED_BYTES
+                )
             found += messages
             if sum(len(message.data) for message in found) > MAX_SETTLED_BYTES:
                 break
@@ -646,6 +627,11 @@ class NatsStore:
         """See `Store.send`."""
         async with self._writer.use() as link:
             await link.send(self._channel, payload)
+
+
+def meta_of(message: Msg) -> Meta:
+    """The state of the store in a stored message."""
+    return Meta(*loads(message.data))._replace(sequence=sequence_of(message))
 
 
 def sequence_of(message: Msg) -> int:

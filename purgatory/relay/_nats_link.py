@@ -2,13 +2,11 @@
 
 from asyncio import Future, Task, create_task, get_running_loop, open_connection, wait
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any, Final, final
 
 from purgatory._core.errors import how_to_install
-from purgatory._core.timeouts import timeout
-from purgatory.relay._connection import LAST_WORDS_TIMEOUT
+from purgatory.relay._connection import last_words
 
 try:
     from nats.aio.client import Client
@@ -92,26 +90,16 @@ class NatsLink:
             connecting.cancel()
             await wait([connecting])
             await link.close()
-            if isinstance(error, OSError):
-                await link._hear_why()
-            if isinstance(error, (Error, OSError)) and link._error is not None:
-                raise link._error from error  # the cause
-            raise
+            if not isinstance(error, (Error, OSError)):
+                raise
+            cause, server = link._error or error, link._client._current_server
+            if isinstance(cause, OSError) and server is not None:  # it was connected
+                words = await last_words(open_connection(server.uri.hostname, server.uri.port))
+                cause = Error(words) if words else cause
+            if cause is error:
+                raise
+            raise cause from error
         return link
-
-    async def _hear_why(self) -> None:
-        """Why the server closes a new connection, as beyond its `max_connections`. Its words may be
-        lost with it, so another one listens, and does not speak."""
-        with suppress(Exception):
-            server: Any = self._client._current_server
-            async with timeout(LAST_WORDS_TIMEOUT):
-                reader, writer = await open_connection(server.uri.hostname, server.uri.port)
-                try:
-                    while line := await reader.readline():
-                        if line.startswith(b"-ERR"):
-                            self._error = Error(line[4:].decode(errors="replace").strip(" '\r\n"))
-                finally:
-                    writer.close()
 
     async def _on_error(self, error: Exception) -> None:
         self._error = error

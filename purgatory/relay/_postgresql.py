@@ -40,6 +40,7 @@ from asyncio import Future, gather, get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from json import dumps, loads
 from secrets import token_hex
 from typing import Any, Final, TypeVar, final
@@ -63,9 +64,7 @@ from purgatory.relay._messages import (
     Change,
     ChangeMessage,
     Delivery,
-    Hint,
     ReadResult,
-    encode_hint,
 )
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Password, Refused, current
 
@@ -348,15 +347,10 @@ class PostgresStore:
             await self._require_isolation(connection)
             return await self._write(connection, changes)
         async with self._writer.use() as own:
-            messages: list[ChangeMessage] = []
-
-            async def write(part: Sequence[Change]) -> Mapping[str, int]:
-                messages.append(await self._write(own, part))
-                return messages[-1].versions
-
-            versions = await leaving_out_locked(own, changes, write)
+            messages = await leaving_out_locked(own, changes, partial(self._write, own))
             message = messages[-1] if messages else await self._write(own, ())
-            return message._replace(versions=versions)
+            versions = [each.versions.items() for each in messages]
+            return message._replace(versions=dict(chain(*versions)))
 
     def _require_connection(self, connection: Any) -> None:
         """Requires that a caller's connection is one of the client, in a transaction."""
@@ -384,7 +378,7 @@ class PostgresStore:
 
     async def _write(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
         names = [key.encode() for key, _, _ in changes]
-        hint = encode_hint(Hint(tuple(key for key, _, _ in changes))).decode() if changes else ""
+        hint = dumps([key for key, _, _ in changes]) if changes else ""
         if len(hint) > MAX_HINT_BYTES:
             hint = "[]"
         floors = [floor for _, floor, _ in changes]
@@ -440,7 +434,8 @@ class PostgresStore:
             self._require_connection(connection)
             return await self._settle(connection, deliveries)
         async with self._writer.use() as own:
-            return await leaving_out_locked(own, deliveries, partial(self._settle, own))
+            parts = await leaving_out_locked(own, deliveries, partial(self._settle, own))
+        return dict(chain(*(part.items() for part in parts)))
 
     async def _settle(self, connection: Any, deliveries: Sequence[Delivery]) -> dict[str, bool]:
         tokens = {delivery.key.encode(): delivery.token for delivery in deliveries}
@@ -517,27 +512,23 @@ async def backend_of(connection: Any) -> int:
 
 
 async def leaving_out_locked(
-    connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[Mapping[str, R]]]
-) -> Mapping[str, R]:
+    connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[R]]
+) -> list[R]:
     """Writes items, and returns the results. If other transactions hold some locked, writes halves,
     to leave these out; then statements wait for a shorter time, since some are known to be locked.
     After an error nothing is reset, because the error ends the connection."""
     with suppress(asyncpg.LockNotAvailableError):
-        return await write(items)
+        return [await write(items)]
     await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
-    results: dict[str, R] = {}
-    parts = halves(items)
+    results: list[R] = []
+    parts = [items]
     while parts:
         part = parts.pop()
-        try:
-            results.update(await write(part))
-        except asyncpg.LockNotAvailableError:
-            parts += halves(part)
+        middle = len(part) // 2
+        for half in (part[:middle], part[middle:]) if middle else ():
+            try:
+                results.append(await write(half))
+            except asyncpg.LockNotAvailableError:
+                parts.append(half)
     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
     return results
-
-
-def halves(items: Sequence[T]) -> list[Sequence[T]]:
-    """The two halves of several items; empty for a single one."""
-    middle = len(items) // 2
-    return [items[:middle], items[middle:]] if middle else []

@@ -22,11 +22,9 @@ refuses the scripts, and its subscribers still receive what the new one publishe
 """
 
 import re
-from asyncio import StreamReader, gather
+from asyncio import gather, open_connection, open_unix_connection
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps, loads
 from math import ceil
 from secrets import token_hex
@@ -50,7 +48,7 @@ except ImportError as error:
 from purgatory import RelayUnavailable, timeout
 from purgatory.relay import _redis_scripts as lua
 from purgatory.relay._address import hosts_of, require_address, without_options, without_password
-from purgatory.relay._connection import LAST_WORDS_TIMEOUT, Connection
+from purgatory.relay._connection import Connection, last_words
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 from purgatory.relay._store import (
@@ -72,39 +70,6 @@ SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 
 MAX_ROWS_PER_READ: Final = 5_000
 """Limit of changes per read."""
-
-
-class TellingConnection:
-    """Makes the server's words the error if it closes a new connection, as beyond its `maxclients`.
-    They may be lost with it, so it is opened again, and listens before it speaks. Its place is before
-    a class of connections."""
-
-    _reader: StreamReader | None
-    _connect: Callable[[], Awaitable[None]]
-    disconnect: Callable[..., Awaitable[None]]
-
-    async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """Sends a command."""
-        sending: Any = super()  # of the class that this is put before
-        try:
-            await sending.send_packed_command(*arguments, **options)
-        except LostConnection as error:
-            words = b""
-            with suppress(Exception):
-                async with timeout(LAST_WORDS_TIMEOUT):
-                    await self._connect()
-                    words = await self._reader.readline() if self._reader else b""
-            with suppress(Exception):
-                await self.disconnect(nowait=True)
-            if words.startswith(b"-"):
-                raise LostConnection(words[1:].decode(errors="replace").strip()) from error
-            raise
-
-
-@cache
-def telling(kind: type) -> type:
-    """A class of connections that tell the server's last words."""
-    return type(kind.__name__, (TellingConnection, kind), {})
 
 
 @final
@@ -181,26 +146,20 @@ class RedisStore:
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{pool.connection_kwargs.get('db') or 0}"
-        self._scripts = {
-            text: client.register_script(lua.BEGIN + text)
-            for text in (lua.READ, lua.WRITE, lua.AGE, lua.FORGET, lua.RENEW)
-        }
+        register = client.register_script
+        self._scripts = {text: register(lua.BEGIN + text) for text in lua.ON_VERSIONS}
+        self._scripts |= {text: register(text) for text in lua.ON_VALUES}
         self._prefix = prefix
-        self._settle_script, self._settled_script, self._rights_script = map(
-            client.register_script, (lua.SETTLE, lua.SETTLED, lua.RIGHTS)
-        )
 
     async def open(self) -> None:
         """See `Store.open`."""
-        async with self._writer.use() as client:
-            key = self._value_name(token_hex(8))
-            refused = await self._rights_script(keys=[key], args=[self._publish], client=client)
-            if refused:
-                names = ", ".join(word.decode() for word in refused)
-                raise Refused(
-                    f"its user has no permission to run {names} on the keys {{{self._prefix}}}:* "
-                    f"and the channel {self._channel}"
-                )
+        refused = await self._run_script(lua.RIGHTS, keys=[self._value_name(token_hex(8))])
+        if refused:
+            names = ", ".join(word.decode() for word in refused)
+            raise Refused(
+                f"cannot use {self.address}: its user has no permission to run {names} on the keys "
+                f"{{{self._prefix}}}:* and the channel {self._channel}"
+            )
         await self.write(())
 
     async def close(self) -> None:
@@ -208,17 +167,30 @@ class RedisStore:
         await gather(*(each.close() for each in (self._reader, self._writer, self._listener)))
 
     async def connect(self, current: Redis | None) -> Redis:
-        """See `Server.connect`."""
-        client = current
-        if client is None or self._moves_at[client] != self._moves:
-            client = await self._find_server()
-        pool: Any = client.connection_pool
+        """See `Server.connect`. Asks which server has the keys, unless `current` is its client."""
+        if current is not None and self._moves_at[current] == self._moves:
+            await connect(current)
+            return current
+        host, limit = self._hosts[0], ASK_TIMEOUT if len(self._hosts) > 1 else None
+        self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
+        client = self._make_client(host)
         try:
-            await pool.release(await pool.get_connection())
-        except BaseException:
-            if client is not current:
+            async with timeout(limit):
+                await connect(client)
+                found = await self._ask(client, host)
+            if found != self._host:
+                self._host, self._moves = found, self._moves + 1
+            if found == host:
+                self._hosts.remove(host)
+                self._hosts.appendleft(host)
+            else:
                 self._writer.discard(client)
+                client = self._make_client(found, is_found=True)
+                await connect(client)
+        except BaseException:
+            self._writer.discard(client)
             raise
+        self._moves_at[client] = self._moves
         return client
 
     async def disconnect(self, connection: Redis, _is_broken: bool) -> None:
@@ -234,29 +206,6 @@ class RedisStore:
         if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
             return Refused if REFUSAL.search(str(error)) else NotWritten
         return RelayUnavailable if isinstance(error, (RedisError, OSError)) else None
-
-    async def _find_server(self) -> Redis:
-        """A client of the server that has the keys."""
-        host, limit = self._hosts[0], ASK_TIMEOUT if len(self._hosts) > 1 else None
-        self._hosts.rotate(-1)  # the next attempt asks another one, also if this one hangs
-        asked = self._make_client(host)
-        found = None
-        try:
-            async with timeout(limit):
-                found = await self._ask(asked, host)
-        finally:
-            if found != host:
-                self._writer.discard(asked)
-        client = asked
-        if found != host:
-            client = self._make_client(found, is_found=True)
-        else:
-            self._hosts.remove(host)
-            self._hosts.appendleft(host)
-        if found != self._host:
-            self._host, self._moves = found, self._moves + 1
-        self._moves_at[client] = self._moves
-        return client
 
     async def _ask(self, client: Redis, host: str) -> str:
         """The host that has the keys, as `host` says."""
@@ -303,18 +252,22 @@ class RedisStore:
                 user = at = ""
             # Not by `urlunsplit`, which drops the slashes of a socket's address, without a host.
             url = self._url.replace(f"//{parts.netloc}", f"//{user}{at}{host}", 1)
-        client = Redis.from_url(url, **options)
-        pool: Any = client.connection_pool
-        pool.connection_class = telling(pool.connection_class)
-        return client
+        return Redis.from_url(url, **options)
 
     async def _run_script(
-        self, script: str, *arguments: Any, on: Connection[Redis] | None = None
+        self,
+        script: str,
+        *arguments: Any,
+        keys: Sequence[str] | None = None,
+        on: Connection[Redis] | None = None,
     ) -> Any:
+        """Runs a script, by default on the keys of the versions and by the writer."""
         async with (on or self._writer).use() as client:
             common = (self._channel, self._publish, token_hex(4))
             return await self._scripts[script](
-                keys=self._names, args=[*common, *arguments], client=client
+                keys=self._names if keys is None else keys,
+                args=[*common, *arguments],
+                client=client,
             )
 
     # -- versions
@@ -381,12 +334,8 @@ class RedisStore:
             for key, value, ttl, token in deliveries
             for word in (dumps(key), token + value, ceil(ttl * 1_000.0))
         ]
-        async with self._writer.use() as client:
-            reply = await self._settle_script(
-                keys=[self._value_name(delivery.key) for delivery in deliveries],
-                args=[self._channel, self._publish, *arguments],
-                client=client,
-            )
+        names = [self._value_name(delivery.key) for delivery in deliveries]
+        reply = await self._run_script(lua.SETTLE, *arguments, keys=names)
         return {
             delivery.key: bool(is_settled)
             for delivery, is_settled in zip(deliveries, reply, strict=True)
@@ -395,8 +344,7 @@ class RedisStore:
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `StoreWithDeliveries.settled`."""
         names = [self._value_name(key) for key in keys]
-        async with self._reader.use() as client:
-            reply = await self._settled_script(keys=names, args=[MAX_SETTLED_BYTES], client=client)
+        reply = await self._run_script(lua.SETTLED, MAX_SETTLED_BYTES, keys=names, on=self._reader)
         return {
             key: value[16:] for key, value in zip(keys, reply, strict=True) if value is not None
         }
@@ -431,6 +379,27 @@ class RedisStore:
         async with self._writer.use() as client:
             publish: Any = client.execute_command
             await publish(self._publish, self._channel, payload)
+
+
+async def connect(client: Redis) -> None:
+    """Connects a client to its server.
+
+    Raises:
+        LostConnection: the server cannot be reached, or closes each new connection, as beyond its
+            `maxclients`; then with its words.
+    """
+    pool: Any = client.connection_pool
+    try:
+        await pool.release(await pool.get_connection())
+    except LostConnection as error:
+        if type(error) is not LostConnection:  # an answer, such as to a wrong password
+            raise
+        at = pool.make_connection()
+        is_local = hasattr(at, "path")
+        words = await last_words(
+            open_unix_connection(at.path) if is_local else open_connection(at.host, at.port)
+        )
+        raise LostConnection(words or str(error)) from error
 
 
 def netloc(host: bytes | str, port: int) -> str:

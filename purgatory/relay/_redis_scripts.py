@@ -2,8 +2,8 @@
 
 from typing import Final
 
-# KEYS: versions, order. ARGV: channel, command to publish, name of a possible new epoch, then the
-# arguments of the operation. Versions and positions are below 2^53, so they are exact as Lua's
+# The ARGV of each script begin with: channel, command to publish, name of a possible new epoch.
+# KEYS: versions, order. Versions and positions are below 2^53, so they are exact as Lua's
 # numbers; but its tostring rounds them to 14 digits.
 BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
@@ -139,17 +139,17 @@ return {epoch}
 """
 
 SETTLE: Final = """
--- KEYS: names of the values. ARGV: channel, command to publish; then, for each key: its name in
--- JSON, its token with the value, its time to live in ms. Commands that may be refused come first:
--- SET with XX changes nothing on a missing key.
+-- KEYS: names of the values. Further ARGV, for each key: its name in JSON, its token with the
+-- value, its time to live in ms. Commands that may be refused come first: SET with XX changes
+-- nothing on a missing key.
 local settled, new, names = {}, {}, {}
 for i = 1, #KEYS do
-    local value = ARGV[3 * i + 1]
+    local value = ARGV[3 * i + 2]
     local length = redis.call('STRLEN', KEYS[i])
     if length == 0 then
         redis.call('SET', KEYS[i], '', 'XX')
         new[#new + 1] = i
-        names[#names + 1] = ARGV[3 * i]
+        names[#names + 1] = ARGV[3 * i + 1]
         settled[i] = 1
     else
         settled[i] = redis.call('GETRANGE', KEYS[i], 0, 15) == string.sub(value, 1, 16) and 1 or 0
@@ -158,15 +158,15 @@ end
 if #new > 0 then
     redis.call(ARGV[2], ARGV[1], '{"settled":[' .. table.concat(names, ',') .. ']}')
 end
-for _, i in ipairs(new) do redis.call('SET', KEYS[i], ARGV[3 * i + 1], 'PX', ARGV[3 * i + 2]) end
+for _, i in ipairs(new) do redis.call('SET', KEYS[i], ARGV[3 * i + 2], 'PX', ARGV[3 * i + 3]) end
 return settled
 """
 
 SETTLED: Final = """
--- KEYS: names of the values. ARGV: size at which the read ends, in bytes
+-- KEYS: names of the values. Further ARGV: size at which the read ends, in bytes
 local values, size = {}, 0
 for i = 1, #KEYS do
-    local value = size <= tonumber(ARGV[1]) and redis.call('GET', KEYS[i])
+    local value = size <= tonumber(ARGV[4]) and redis.call('GET', KEYS[i])
     values[i] = value
     if value then size = size + #value - 16 end
 end
@@ -174,8 +174,8 @@ return values
 """
 
 RIGHTS: Final = """
--- KEYS: the name of a value that does not exist. ARGV: command to publish. Returns the commands of
--- the scripts that this user may not run. The server checks the rights before the type of a key, so
+-- KEYS: the name of a value that does not exist. Returns the commands of the scripts that this user
+-- may not run. The server checks the rights before the type of a key, so
 -- they change nothing.
 local refused = {}
 local function ask(command, ...)
@@ -191,7 +191,7 @@ ask('SET', KEYS[1], '', 'PX', 1000)
 local commands = 'TYPE,STRLEN,GET,GETRANGE 0 0,HGET x,HMGET x,HSET x x,HDEL x,ZADD 0 x,ZSCORE x,'
     .. 'ZRANGEBYSCORE 0 0,ZREM x,DEL'
 if #refused > 0 then commands = '' end  -- without the value, HSET would make a hash
-ask(ARGV[1], KEYS[1], '')
+ask(ARGV[2], KEYS[1], '')
 ask('INFO', 'server')
 ask('TIME')
 for line in string.gmatch(commands, '[^,]+') do
@@ -201,3 +201,8 @@ for line in string.gmatch(commands, '[^,]+') do
 end
 return refused
 """
+
+ON_VERSIONS: Final = (READ, WRITE, AGE, FORGET, RENEW)
+"""Scripts that follow `BEGIN`."""
+
+ON_VALUES: Final = (SETTLE, SETTLED, RIGHTS)

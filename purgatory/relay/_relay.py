@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, cast, final
 
 from purgatory import (
@@ -162,7 +161,7 @@ class Relay:
         self._replies = make_replies()
         self._values = ValueReader(self._client, self._replies)
         self._follower = Follower(
-            self._on_advance,
+            self._thresholds.advance,
             self._on_epoch_change,
             self._on_ahead,
             self._on_change,
@@ -202,12 +201,7 @@ class Relay:
         )
         await self._sync.opened
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -285,7 +279,8 @@ class Relay:
             raise TypeError(f"epoch must be a str, got {epoch!r}")
         if timeout is not None and seconds("timeout", timeout) <= 0.0:
             return await self._look(key, seen, epoch)
-        when = None if timeout is None else self._time() + timeout
+        now = get_running_loop().time
+        when = None if timeout is None else now() + timeout
         # This process may not know the newer epoch yet, so the store is read.
         if epoch is not None and epoch != follower.epoch:
             with suppress(TimeoutError):
@@ -293,7 +288,7 @@ class Relay:
                     found = await self._client.reads.submit(Change(key, 0, 0)).answer
                 if epoch != found.epoch:
                     return cast(int, found.version)
-            timeout = None if when is None else when - self._time()
+            timeout = None if when is None else when - now()
         epoch = epoch or follower.epoch
         while True:
             follower.add_waiter(key, seen)
@@ -305,7 +300,7 @@ class Relay:
                     return change.version
             finally:
                 sync.remove_waiter(key)
-            timeout = None if when is None else when - self._time()
+            timeout = None if when is None else when - now()
 
     async def _look(self, key: str, seen: int, epoch: str | None) -> int:
         """Implements `wait` with a timeout of zero or less."""
@@ -323,9 +318,6 @@ class Relay:
         finally:
             if not is_followed:
                 self._thresholds.forget(key)
-
-    def _on_advance(self, key: str, version: int) -> None:
-        self._thresholds.advance(key, version)
 
     def _on_epoch_change(self, key: str, version: int) -> None:
         self._thresholds.forget(key)
@@ -620,9 +612,6 @@ class Relay:
     @property
     def _store(self) -> Store:
         return self._client.store
-
-    def _time(self) -> float:
-        return get_running_loop().time()
 
     def _require_open(self, action: str, key: str) -> StoreSync:
         relay = f"cannot {action} {key!r}: the relay at {self._store.address}"

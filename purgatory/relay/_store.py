@@ -6,25 +6,19 @@ from inspect import isawaitable
 from typing import Any, Final, Protocol
 
 from purgatory._core.errors import RelayUnavailable
-from purgatory.relay._address import without_password
+from purgatory.relay._address import SCHEMES, without_password
 from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
 
 STORES: Final = {
     "file": ("_file", "FileStore"),
     "redis": ("_redis", "RedisStore"),
     "rediss": ("_redis", "RedisStore"),
-    "valkey": ("_redis", "RedisStore"),
-    "valkeys": ("_redis", "RedisStore"),
     "unix": ("_redis", "RedisStore"),
-    "redis+sentinel": ("_redis", "RedisStore"),
-    "rediss+sentinel": ("_redis", "RedisStore"),
     "postgresql": ("_postgresql", "PostgresStore"),
-    "postgresql+asyncpg": ("_postgresql", "PostgresStore"),
-    "postgres": ("_postgresql", "PostgresStore"),
     "nats": ("_nats", "NatsStore"),
     "tls": ("_nats", "NatsStore"),
 }
-"""Scheme of an address -> module, which may need an extra, and class."""
+"""Scheme that the client knows -> module, which may need an extra, and class."""
 
 
 MAX_SETTLED_BYTES: Final = 4 << 20
@@ -239,7 +233,8 @@ def open_store(url: str | Store, prefix: str, password: Password | None = None) 
         raise TypeError(
             f"store must be an address or have the methods of purgatory.relay.Store, got {url!r}"
         )
-    module, name = STORES.get(url.partition(":")[0].lower(), ("", ""))
+    scheme = url.partition(":")[0].lower()
+    module, name = STORES.get(SCHEMES.get(scheme, scheme), ("", ""))
     if module:
         kind = getattr(import_module(f"purgatory.relay.{module}"), name)
         store: Store = kind(url, prefix, password)

@@ -119,7 +119,8 @@ class StoreSync:
                 timer.cancel()
         for task in self._tasks:
             task.cancel()
-        await gather(*self._tasks, self._values.close(), return_exceptions=True)
+        self._values.calls.close()
+        await gather(*self._tasks, return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> Task[None]:
         task = self._loop.create_task(work, name=f"purgatory.relay: {name}")
@@ -267,7 +268,7 @@ class StoreSync:
                 continue
             failures = 0
             self._update_connected()
-            if request.since is not None and self._is_probe_due and not follower.needs_changes:
+            if request.since is not None and self._is_probe_due and not follower.wants_changes:
                 self._is_probe_due = False
                 self._schedule_resync()
                 await self._probe()

@@ -6,7 +6,7 @@ confirmed subscription, at each resync and in a new epoch. Values are
 kept only in the store: a value that was read goes to the current waiters and is then dropped.
 """
 
-from asyncio import Future, gather
+from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -70,12 +70,6 @@ class ValueReader:
         error = None if answer.cancelled() else answer.exception()
         if error is not None:
             self._replies.deliver(key, error)
-
-    async def close(self) -> None:
-        """Cancels the reads."""
-        task = self.calls.task
-        self.calls.close()
-        await gather(*[task] if task else [], return_exceptions=True)
 
     async def _receive(self, changes: Sequence[Change]) -> Mapping[str, None]:
         keys = [change.key for change in changes]

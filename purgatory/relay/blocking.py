@@ -18,7 +18,6 @@ beside theirs: use no `asyncio.run` in such a process.
 import os
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, final
 
 from purgatory import PurgatoryClosed
@@ -92,12 +91,7 @@ class Relay:
             raise
         self._is_open = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

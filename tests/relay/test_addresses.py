@@ -17,7 +17,7 @@ from requirements import need, unavailable
 from servers import TIMEOUT, NatsServer, served
 
 from purgatory import RelayUnavailable
-from purgatory.relay import Relay, blocking
+from purgatory.relay import Relay, _connection, blocking
 from purgatory.relay._store import open_store
 
 pytestmark = pytest.mark.slow
@@ -55,9 +55,15 @@ async def test_each_form_of_address_is_used(server, ipv6):
 
 
 @pytest.mark.parametrize("announced", [[], ["--cluster-announce-ip", "::1"]])
-async def test_cluster_with_ipv6_is_used(tmp_path, ipv6, announced):
-    with served("cluster", tmp_path, "--bind", "127.0.0.1", ipv6, *announced) as redis:
-        await check(redis.url.replace("127.0.0.1", f"[{ipv6}]"))
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.2"])
+async def test_cluster_is_used_at_its_address(tmp_path, ipv6, host, announced):
+    own = host.strip("[]")
+    announced = [word.replace(ipv6, own) for word in announced]
+    with served("cluster", tmp_path, "--bind", "127.0.0.1", own, *announced) as redis:
+        url = redis.url.replace("127.0.0.1", host)
+        await check(url)
+        async with Relay(url, timeout=TIMEOUT):
+            assert redis.ask("CLIENT", "LIST").count(b"laddr=127.0.0.1:") == 1  # this one
 
 
 async def test_options_of_address_leave_the_relays_own(tmp_path):
@@ -167,7 +173,8 @@ FULL = {
 
 
 @pytest.mark.parametrize("kind", FULL)
-async def test_full_server_is_told_in_its_words(tmp_path, kind):
+async def test_full_server_is_told_in_its_words(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(_connection, "LAST_WORDS_TIMEOUT", TIMEOUT)
     options, words = FULL[kind]
     (tmp_path / "settings").write_text("max_connections: 1")
     with limited(kind, tmp_path, *options) as server:
@@ -179,8 +186,10 @@ async def test_full_server_is_told_in_its_words(tmp_path, kind):
                     continue
                 held.append(await served_client(kind, server.port))
             for _ in range(5):
+                store = open_store(server.url, "test")
                 with pytest.raises(RelayUnavailable, match=words):
-                    await Relay(server.url, timeout=2.0).__aenter__()
+                    await store.open()
+                await store.close()
         finally:
             for each in held:
                 closing = each.close()

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from failing_store import FailingStore
 from helpers import until
 from ports import free_port
 from relay_waits import started
@@ -54,6 +55,27 @@ def test_closed_relay_reopens_and_leaves_no_thread(url, prefix):
     while threading.active_count() > threads:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_task_that_a_store_leaves_ends_with_the_loop(tmp_path):
+    store: Any = FailingStore(tmp_path)
+    close, ended = store.close, []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(TIMEOUT)
+        finally:
+            ended.append(await asyncio.sleep(0, "after an iteration"))
+
+    async def leave() -> None:
+        store.left = asyncio.create_task(linger())
+        await asyncio.sleep(0)
+        await close()
+
+    store.close = leave
+    with blocking.Relay(store, timeout=TIMEOUT):
+        pass
+    assert ended
 
 
 def test_unavailable_store_is_reported_within_timeout():
@@ -203,6 +225,9 @@ relays = []
 def post_fork(server, worker):
     relays.append(Relay({url!r}, timeout=60).__enter__())
 
+def post_worker_init(worker):  # from now on it handles signals itself
+    worker.log.info("Ready")
+
 def app(environ, start_response):
     start_response("200 OK", [])
     return [b"%d" % relays[0].bump("a")]
@@ -217,9 +242,9 @@ def test_gunicorn_workers_with_open_relays_end(tmp_path):
     server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        booted = 0
-        while booted < 2:
-            booted += "Booting worker" in server.stderr.readline()
+        ready = 0
+        while ready < 2:
+            ready += "Ready" in server.stderr.readline()
         begun = time.monotonic()
         server.send_signal(signal.SIGTERM)
         _, log = server.communicate(timeout=2 * TIMEOUT)

@@ -115,7 +115,7 @@ async def test_deliveries_of_one_iteration_are_few_writes(file_relay):
         sizes = [*map(len, batches)]
         assert max(sizes) == 100 and sum(sizes) == 500
         batches.clear()
-        calls = [relay.deliver(f"b{n}", bytes(600_000), ttl=FOREVER) for n in range(4)]
+        calls = [relay.deliver(f"b{n}", bytes(1 << 19), ttl=FOREVER) for n in range(4)]
         assert all(await asyncio.gather(*calls))
         assert [*map(len, batches)] == [2, 2]
 

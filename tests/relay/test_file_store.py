@@ -57,20 +57,32 @@ async def test_locked_database_does_not_block_the_loop(tmp_path):
         assert await patient >= 1
 
 
+def write_at_once(store: Any, count: int) -> None:
+    """Writes in one iteration of the loop, in which no relay receives: a socket is full after ten
+    messages, on most machines."""
+    for number in range(count):
+        coroutine = store.write([(f"key{number}", 0, 1)])
+        coroutine.send(None)
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+
 @on_both_loops
 async def test_delayed_listener_finally_receives_everything(tmp_path):
-    """Its socket is full after ten messages, on most machines."""
     async with pair(f"file://{tmp_path}/app") as (here, there):
         waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
         await knows(there, *(f"key{number}" for number in range(300)))
-        writer = here._store
-        for number in range(300):  # in one iteration of the loop, in which no relay receives
-            coroutine = writer.write([(f"key{number}", 0, 1)])
-            coroutine.send(None)
-            with pytest.raises(StopIteration):
-                coroutine.send(None)
+        write_at_once(here._store, 300)
         assert await asyncio.gather(*waits) == [1] * 300
-        await until(lambda: not writer._sockets._queues)
+        await until(lambda: not here._store._sockets._queues)
+
+
+async def test_store_closed_with_queued_messages_keeps_other_sockets(tmp_path):
+    async with pair(f"file://{tmp_path}/app") as (here, _):
+        write_at_once(here._store, 300)
+        await here._store.close()
+        await asyncio.sleep(0.05)
+        assert len(sockets(tmp_path)) == 2
 
 
 async def test_what_killed_processes_have_left_is_removed(tmp_path):

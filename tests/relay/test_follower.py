@@ -205,6 +205,8 @@ class Simulation(RuleBasedStateMachine):
             process.channel.clear()
         if event != "cut":
             getattr(process.follower, event)()
+            assert process.follower.is_subscribed is process.is_subscribed
+            assert not process.follower.is_current
 
     @rule(at=PROCESSES)
     def drop_idle(self, at: int) -> None:
@@ -447,15 +449,6 @@ def test_key_without_waiters_is_read_again_once_dropped(drops, is_read):
     process.wait("a", 3, 0)
     assert follower.needs_read is is_read
     assert process.waits[0].result == (None if is_read else 4)
-
-
-def test_new_waiter_keeps_a_key_followed():
-    process = without_waiters()
-    process.follower.drop_idle()
-    process.wait("a", 3, 0)
-    for _ in range(3):
-        process.follower.drop_idle()
-    assert not process.dropped and not process.follower.needs_read
 
 
 @pytest.mark.parametrize("event", ["hint", "subscription", "epoch", "incomplete"])

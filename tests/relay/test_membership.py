@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import until
+from relay_waits import recorded
 from servers import TIMEOUT, on_all_stores
 
 from purgatory.relay import Relay, _membership
@@ -53,6 +54,7 @@ async def test_one_call_serves_all_lists(tmp_path, monkeypatch):
         monkeypatch.setattr(
             sync.membership, "on_settled", lambda keys: heard.extend(keys) or on_settled(keys)
         )
+        calls = recorded(second._store, "settle")
         first.introduce(lambda: {"pid": 1})
         second.introduce(lambda: {"pid": 2})
         assert await first.deliver("a", b"", ttl=TIMEOUT)
@@ -63,6 +65,7 @@ async def test_one_call_serves_all_lists(tmp_path, monkeypatch):
         await listing(second, 1)
         await listing(first, 2)
         assert sorted(key.count("/") for key in heard) == [0, 0, 2, 2]
+        assert sum(each.key == _membership.CALL for call in calls for each in call) == 1
 
 
 @pytest.mark.parametrize("unfit", [ZeroDivisionError("no"), object(), "x" * 5_000])

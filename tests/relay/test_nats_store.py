@@ -65,7 +65,7 @@ async def test_values_beyond_servers_limit_are_refused(server):
     async with Relay(server.url, timeout=TIMEOUT, max_value=3_000_000) as relay:
         assert await relay.deliver("a", bytes(1_000_000), ttl=TIMEOUT)
         assert await relay.receive("a", TIMEOUT) == bytes(1_000_000)
-        with pytest.raises(ValueError, match="2000000 bytes to 'b': the server at nats"):
+        with pytest.raises(ValueError, match="at most 1047576 bytes, got 2000000 for 'b'"):
             await relay.deliver("b", bytes(2_000_000), ttl=TIMEOUT)
 
 
@@ -150,12 +150,14 @@ async def test_replicas_survive_a_server(cluster, replicas):
         await here.receive("a", TIMEOUT)
         epoch = here.epoch
         gone = await leader_of(cluster, "purgatory_versions")
+        if replicas == 1:  # before the probes have no answer
+            await set_timeout(there, 5.0)
         await asyncio.to_thread(gone.kill)
         if replicas == 1:
-            await set_timeout(there, 5.0)
             words, reason = r"its stream purgatory_versions is offline: .*`\?replicas=3`", ""
-            # The first one may have been sent before the server was gone.
-            while not re.search(words, reason) or "perhaps" in reason:
+            # The first one may have been sent before the server was gone. "Perhaps written" is by
+            # chance: one attempt lasts 2 s, and the limit mostly ends within one.
+            while not re.search(words, reason):
                 with pytest.raises(RelayUnavailable) as raised:
                     await there.bump("a")
                 reason = str(raised.value)

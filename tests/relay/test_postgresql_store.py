@@ -98,9 +98,9 @@ async def test_locked_row_blocks_no_other_key(postgres, exists):
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
         assert await connection.fetchval(query) == 2
         # The last attempt has failed, too.
-        await until(lambda: not here._client.changes.is_locked("locked"))
+        await until(lambda: "locked" not in here._client.changes._locked)
         waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
-        await until(lambda: here._client.changes.is_locked("locked"))
+        await until(lambda: "locked" in here._client.changes._locked)
         rest = (here.bump("locked"), here.advance("locked", 40), here.bump("locked"))
         waiting += map(asyncio.create_task, rest)
         await transaction.rollback()

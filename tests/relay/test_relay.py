@@ -248,6 +248,7 @@ async def test_relay_is_used_while_open_on_its_loop(file_relay):
         versions = [here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")]
         return [*versions, here.receive("a"), here.deliver("a", b"", ttl=1)]
 
+    assert " not connected watched=0" in repr(here)
     unopened = r"cannot .* 'a': the relay at file:///.* is not open: use it in `async with`"
     for call in calls():
         with pytest.raises(RuntimeError, match=unopened):
@@ -320,16 +321,20 @@ def test_wait_with_closed_loop_stays_silent(tmp_path):
 
 
 async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
-    store: Any = FailingStore(tmp_path, write=["hangs"])
+    """An earlier error, after which a write has succeeded, is not its reason."""
+    store: Any = FailingStore(tmp_path, write=["before", "", "hangs"])
     async with Relay(store, timeout=TIMEOUT) as relay:
+        assert await relay.bump("a") == 1
         await set_timeout(relay, 2.0)  # the write has to begin
-        with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
+        with pytest.raises(RelayUnavailable, match=r"2.0 s, and it was perhaps written$"):
             await relay.bump("a")
 
 
-async def test_a_made_up_probe_changes_nothing(tmp_path):
-    store: Any = FailingStore(tmp_path, listen=[])
-    async with Relay(store, timeout=TIMEOUT) as relay:
+async def test_own_probe_ends_the_time_limit_and_a_made_up_one_nothing(tmp_path):
+    store: Any = FailingStore(tmp_path, listen=[], send=[])
+    async with Relay(store, timeout=TIMEOUT, resync=0.2) as relay:
+        await until(lambda: store.calls["send"])
+        await until(lambda: relay._sync._listen_timeout.when() is None)
         _, on_message = store.last["listen"]
         for number in ("", "x", "-1", "²", "9" * 5_000):
             on_message(f'"{relay._sync._id}:{number}"')
@@ -363,6 +368,10 @@ async def test_relay_opens_once_unavailable_store_returns(tmp_path):
         async with Relay(f"file://{tmp_path}/app", timeout=30) as relay:
             return await relay.bump("a")
 
+    store: Any = FailingStore(tmp_path, listen=["before"] * 10_000)
+    with pytest.raises(RelayUnavailable, match="nothing was written"):
+        await Relay(store, timeout=0.5).__aenter__()
+    assert store.calls["listen"] < 100  # with pauses
     with pytest.raises(RelayUnavailable, match=r"Not a directory|File exists"):
         await Relay(f"file://{tmp_path}/app/folder", timeout=0.2).__aenter__()
     bumping = asyncio.create_task(bump())
@@ -406,7 +415,8 @@ def test_clock_set_back_forgets_nothing_early():
     samples, _ = horizon([], 1000.0, 10, 40.0)
     samples, last = horizon(samples, 100.0, 20, 40.0)
     assert (samples, last) == ([(100.0, 20)], -1)
-    assert horizon(samples, 141.0, 30, 40.0)[1] == 20
+    assert horizon(samples, 105.0, 25, 40.0)[0] == [(100.0, 20), (105.0, 25)]
+    assert horizon(samples, 140.0, 30, 40.0)[1] == 20
 
 
 async def test_wait_on_forgotten_key_ends_at_next_write(relay):

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from relay_waits import pair, recorded, refused, started
 from servers import TIMEOUT, NatsServer, PostgresServer, served
 
-from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode
+from purgatory.relay import ChangeMessage, Relay, _membership, decode, encode, encode_settled
 from purgatory.relay._messages import MAX_KEY_BYTES, MAX_NUMBER, NAME, Hint, Settled
 
 PAGE = Path(__file__).parents[2] / "purgatory/relay/README.md"
@@ -79,10 +79,16 @@ def test_any_message_is_decoded_within_bounds(other, message, at, byte):
         check_decoded(bytes(payload))
 
 
+def test_each_kind_of_message_is_decoded():
+    change = ChangeMessage("e", 0, 1, {"a": 1})
+    settled = [encode_settled(["a"], limit) for limit in (99, 9)]
+    messages = [decode(each) for each in (encode(change), b'["a"]', *settled, b'"a probe"')]
+    assert messages == [change, Hint(("a",)), Settled(("a",)), Settled(()), "a probe"]
+
+
 REFUSED = {
     "nested": b"[" * 100_000,
     "digits": b"9" * 10_000,
-    "number": b'["e",0,1,{"a":' + b"9" * 4_000 + b"}]",
     "large": json.dumps(["e", 0, 1, {f"key{n}": 1 for n in range(100_000)}]).encode(),
     "long key": json.dumps({"settled": ["a" * 513]}).encode(),
     "no key": b'{"settled": ["a", 7]}',
@@ -92,6 +98,11 @@ REFUSED = {
     "text": b'["e", 0, 1, {"a": "1"}]',
     "boolean": b'["e", 0, 1, {"a": 1, "b": true}]',
     "infinite": b'["e", 0, 1, {"a": 1e400}]',
+    "negative": b'["e", 0, 1, {"a": -1}]',
+    "above": b'["e", 0, 1, {"a": 9007199254740993}]',
+    "position": b'["e", 0, 9007199254740993, {}]',
+    "order": b'["e", 2, 1, {}]',
+    "epoch": b'["a b", 0, 1, {}]',
 }
 
 
