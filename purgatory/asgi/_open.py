@@ -132,7 +132,7 @@ class OpenPolls:
         poll: Stoppable,
         client_key: Hashable,
         max_open: float,
-        max_per_client: int | None,
+        max_per_client: float,
         replace_oldest: bool,
     ) -> str | None:
         """Counts `poll` as open, or returns the reason for a refusal.
@@ -141,15 +141,11 @@ class OpenPolls:
             poll: is not registered yet.
             client_key: the client that it counts for; `None` is not limited.
             max_open: how many polls may be open.
-            max_per_client: how many polls one client may have, `None` for no limit.
+            max_per_client: how many polls one client may have.
             replace_oldest: whether the client's oldest poll makes room above `max_per_client`.
         """
         of_client = None if client_key is None else self.per_client.get(client_key, {})
-        if (
-            max_per_client is not None
-            and of_client is not None
-            and len(of_client) >= max_per_client
-        ):
+        if of_client is not None and len(of_client) >= max_per_client:
             if not replace_oldest:
                 return f"max_per_client ({max_per_client}) polls of this client are open already"
             oldest = next(iter(of_client))

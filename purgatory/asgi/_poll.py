@@ -145,11 +145,9 @@ class Poll:
     @property
     def remaining(self) -> float:
         """Rest of `timeout`, in seconds, zero and more; for operations of your own."""
-        return (
-            self._timeout
-            if self._deadline is None
-            else max(self._deadline - get_running_loop().time(), 0.0)
-        )
+        if self._deadline is None:
+            return self._timeout
+        return max(self._deadline - get_running_loop().time(), 0.0)
 
     def hold(self) -> Outcome[Any] | None:
         """Keeps this poll open until the end of the request, also between its waits: for streams.

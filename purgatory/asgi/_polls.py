@@ -11,6 +11,7 @@ So a poll reads from the server directly, even if other middleware wraps `receiv
 from asyncio import CancelledError, get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import ceil, inf, isnan
 from random import random
@@ -129,7 +130,10 @@ class LongPolls:
             raise ValueError(
                 f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}"
             )
-        for name, number in (("spread", spread), ("read_ahead", read_ahead)):
+        for name, number in (
+            ("spread", spread), ("read_ahead", read_ahead), ("max_open", max_open),
+            ("max_per_client", max_per_client),
+        ):  # fmt: skip
             if isinstance(number, str):
                 raise TypeError(f"{name} must be a number, not {number!r}")
         if not 0.0 <= spread <= 1.0:
@@ -137,8 +141,6 @@ class LongPolls:
         if max_open is None:
             max_open = default_max_open()
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
-            if isinstance(limit, str):
-                raise TypeError(f"{name} must be a number, not {limit!r}")
             if limit is not None and not limit >= 1:  # so that NaN is refused, too
                 raise ValueError(f"{name} must be at least 1, not {limit!r}")
         if replace_oldest and max_per_client is None:
@@ -264,13 +266,9 @@ class LongPolls:
         Before the first lifespan or poll, and when the loop is closed, it is without effect.
         """
         open_polls = self._open_polls
-        if open_polls is None:
-            return
-        try:
-            open_polls.loop.call_soon_threadsafe(open_polls.stop, self.grace)
-        except RuntimeError:
-            if not open_polls.loop.is_closed():
-                raise
+        if open_polls is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                open_polls.loop.call_soon_threadsafe(open_polls.stop, self.grace)
 
     async def aclose(self) -> None:
         """Calls `stop`, and returns when no poll is open any more.
@@ -292,13 +290,10 @@ class LongPolls:
         open_polls = self._polls_of_loop()
         if open_polls.is_stopping:
             return ""
-        client_key = None if self.max_per_client is None else self._client_of(scope)
-        return (
-            open_polls.register(
-                poll, client_key, self.max_open, self.max_per_client, self.replace_oldest
-            )
-            or open_polls
-        )
+        limit = inf if self.max_per_client is None else self.max_per_client
+        client_key = None if limit == inf else self._client_of(scope)
+        refusal = open_polls.register(poll, client_key, self.max_open, limit, self.replace_oldest)
+        return refusal or open_polls
 
     def count(self, ending: Ending) -> None:
         """Counts the ending of a wait."""
@@ -395,9 +390,9 @@ class PollMiddleware:
                 client.close()
                 # breaks the cycle: scope, client, the server's `receive`, scope
                 scope.pop(CLIENT, None)
-        elif scope["type"] == "lifespan":
-            await self.app(scope, self.polls.on_lifespan(receive), send)
         else:
+            if scope["type"] == "lifespan":
+                receive = self.polls.on_lifespan(receive)
             await self.app(scope, receive, send)
 
 
