@@ -74,7 +74,7 @@ class Calls:
     """Batches and retries calls of one kind.
 
     Args:
-        name: of its task.
+        name: name of its task.
         send: makes one request for each key. Returns the answers; locked keys are missing.
         max_failures: number of failures after which the pauses grow no longer.
     """
@@ -152,7 +152,7 @@ class Calls:
             self.task = None
 
     def _take(self, limit: int) -> Groups:
-        """Removes the next calls from the queue, as many as one request takes. Changes of one key
+        """Removes the next calls from the queue, up to the size of one request. Changes of one key
         are one change; a second delivery to a key waits for the next batch."""
         groups: Groups = {}
         count = size = 0

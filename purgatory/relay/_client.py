@@ -229,8 +229,8 @@ class StoreClient:
             return await self.store.write(changes)
 
     async def change(self, action: str, change: Change, connection: Any = None) -> int:
-        """Writes a change, batched with others. Returns the key's version after it; for a bump, the
-        version allotted to it.
+        """Writes a change, batched with other writes. Returns the key's version after it; for a bump,
+        the version allotted to it.
 
         Raises:
             RelayUnavailable: the change was not made, or may have been made; the message says

@@ -302,7 +302,7 @@ class FileStore:
 
     def _find_unusable(self) -> Path | None:
         """The file or folder of the store, or the folder in which it is to be created, that this
-        user may not read and write. SQLite's errors do not tell."""
+        user may not read and write. SQLite's errors do not show this."""
         paths = [self._folder, self._path, self._lock_path]
         if not has_right(self._folder, os.F_OK):
             paths = [next(path for path in self._folder.parents if has_right(path, os.F_OK))]

@@ -25,7 +25,7 @@ from purgatory.relay._client import StoreClient
 from purgatory.relay._messages import Delivery
 
 CALL: Final = "\0workers"
-"""Key of a call to all processes, and the beginning of the keys of their rows."""
+"""Key of a call to all processes, and the prefix of the keys of their rows."""
 
 CALL_INTERVAL: Final = 3.0
 """Seconds between two calls."""

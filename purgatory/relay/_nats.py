@@ -21,7 +21,7 @@ live is in a header, and is compared with the server's clock.
 
 A stream in memory is lost as a whole, when its server restarts or when it is deleted. The epoch is
 lost with it, and the next process creates both again. The new stream's first sequence number is the
-current time, higher than all numbers of the old stream, so a write begun on the old one is refused.
+current time, higher than all numbers of the old stream, so a write to the old one is refused.
 By default the stream is on one server. With replicas, any of them answers a read, perhaps with
 outdated data. So a read first asks the leader for its last sequence number, and is repeated until
 its answer includes that; values are read from the leader alone.
@@ -65,7 +65,7 @@ from purgatory.relay._store import (
 
 INFO_TIMEOUT: Final = 2.0
 """Seconds without an answer after which a stream counts as offline: of a server that was killed, the
-others say so only minutes later."""
+other errors appear only minutes later."""
 
 MAX_ROWS_PER_READ: Final = 500
 """Limit of changes per read."""

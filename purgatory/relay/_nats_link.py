@@ -70,7 +70,7 @@ class NatsLink:
         options: dict[str, Any] = {
             "max_reconnect_attempts": 1,
             "reconnect_time_wait": 0,
-            # The caller has a time limit, which a silent server must leave to the others.
+            # The caller has a time limit: a silent server must leave time for the next ones.
             "connect_timeout": 3_600 if len(servers) == 1 else 1,
             **own,
         }

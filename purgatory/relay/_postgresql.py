@@ -117,7 +117,7 @@ class Position(int):
 
     @property
     def limit(self) -> int:
-        """The first transaction that had not begun."""
+        """The first transaction that had not started."""
         return int(self.seen.split(":")[1])
 
 
@@ -165,7 +165,7 @@ class PostgresStore:
         await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
     async def connect(self, current: Any) -> Any:
-        """See `Server.connect`. Also creates the tables, unless they exist, and begins an epoch."""
+        """See `Server.connect`. Also creates the tables, unless they exist, and starts an epoch."""
         if current is not None and not current.is_closed():
             return current
         connection = await self._connect()
@@ -214,7 +214,7 @@ class PostgresStore:
         if isinstance(error, asyncpg.PostgresError) and not is_lost:
             return NotWritten  # the statement failed
         if "cannot switch to state" in str(error):
-            return NotWritten  # it did not begin
+            return NotWritten  # it did not start
         clients = asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
         return RelayUnavailable if isinstance(error, (*clients, OSError)) else None
 

@@ -6,7 +6,7 @@
     {purgatory}:news:0          channel of database 0, since channels ignore databases
 
 Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction
-removes the epoch together with the versions, and the next script begins a new epoch. It also does
+removes the epoch together with the versions, and the next script starts a new epoch. It also does
 so on another server than the epoch's first: a restarted server may have loaded an older dump, and a
 promoted replica may lack the last writes. Reading the server's run_id takes 6 µs of its time.
 
@@ -64,7 +64,7 @@ REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't",
 """Matches the errors for missing rights, of all versions of the servers, also from scripts."""
 
 ASK_TIMEOUT: Final = 1.0
-"""Seconds within which a node or a Sentinel must answer, if there are others to ask."""
+"""Seconds within which a node or a Sentinel must answer, if there are further ones to ask."""
 
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 

@@ -53,7 +53,8 @@ class RelayStatistics:
     in this process."""
     sent: int
     """Number of changes written, where several changes of one key in one write count once, and of
-    values that settled a key. Those in a caller's transaction count even if it is rolled back."""
+    values that settled a key. Deliveries in a caller's transaction count also if it is rolled
+    back."""
     resyncs: int
     """Number of reads of the changes because messages may have been lost: after a subscription,
     after a gap, and every `resync` seconds."""
@@ -406,7 +407,7 @@ class Relay:
 
     async def deliver(self, key: str, value: bytes, *, ttl: float, connection: Any = None) -> bool:
         """Delivers `value` to every `receive` of `key`, in any process, until `ttl` is over. The
-        first call settles the key; all others change nothing.
+        first call settles the key; later calls change nothing.
 
         A delivery without an answer is retried until `timeout`; the store recognizes it by a token.
         All calls in one loop iteration are one write.
@@ -420,7 +421,7 @@ class Relay:
                 if and only if its transaction commits; until then other deliveries to the key wait.
 
         Returns:
-            Whether this call settled the key: True for one caller, False for all others.
+            Whether this call settled the key: True for one caller, False for later ones.
 
         Raises:
             RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
@@ -549,7 +550,7 @@ class Relay:
                 )
 
     def introduce(self, about: About) -> None:
-        """Lists this process among the `workers` of the others; `purgatory.console` does so.
+        """Lists this process among the `workers` of other processes; `purgatory.console` does so.
 
         Args:
             about: returns this process's details: JSON of at most 4,000 bytes, which all users of

@@ -88,7 +88,7 @@ class StoreSync:
         self._id = token_hex(8)
         """Id that distinguishes its own probes from other processes' probes."""
         self._foreign_messages = RateLimit()
-        """Of warnings about them: any user of the channel could fill the log."""
+        """Rate limit of warnings about them: any user of the channel could fill the log."""
         self._is_closing = False
         self._is_probe_due = True
         """Whether to send a probe after the next read of the changes: after a resync or a

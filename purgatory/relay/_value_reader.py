@@ -1,7 +1,7 @@
 """Reads delivered values for the waiters of this process.
 
 The channel only names the settled keys, and any message may be lost. So a key is read when a wait
-for it begins, when a message names it, and whenever messages may have been missed: at each
+for it starts, when a message names it, and whenever messages may have been missed: at each
 confirmed subscription, at each resync and in a new epoch. Values are
 kept only in the store: a value that was read goes to the current waiters and is then dropped.
 """
