@@ -68,7 +68,7 @@ class _TrackedId(TimerEntry):
     def __init__(self, tracker: "IdleTracker[Any]", key: Any) -> None:
         self.tracker = tracker
         self.key = key
-        self.grace = (0.0, -inf, 0)
+        self.grace: tuple[float, float, int] = (0.0, -inf, 0)
         self._timer_bucket = None
 
     def _timer_expired(self) -> None:
