@@ -468,12 +468,13 @@ class FileStore:
     async def sweep(self, limit: int) -> int:
         """See `SweptStore.sweep`. Removes fewer if they are large. SQLite returns their pages to the
         disk."""
+        expired = "FROM settled WHERE expires <= ?"
+
+        def has_expired(database: sqlite3.Connection) -> bool:
+            return first_row(database, f"SELECT 1 {expired}", (monotonic(),)) is not None
 
         def work(database: sqlite3.Connection) -> int:
-            query = """
-                SELECT rowid, length(value) FROM settled WHERE expires <= ?
-                ORDER BY expires LIMIT ?
-            """
+            query = f"SELECT rowid, length(value) {expired} ORDER BY expires LIMIT ?"
             count, size = 0, 0
             for row, length in database.execute(query, (monotonic(), limit)).fetchall():
                 database.execute("DELETE FROM settled WHERE rowid = ?", (row,))
@@ -482,6 +483,8 @@ class FileStore:
                     break
             return count
 
+        if not await self._transact("BEGIN", has_expired):
+            return 0
         return await self._transact("BEGIN IMMEDIATE", work)
 
     # -- messages

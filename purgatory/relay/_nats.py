@@ -31,7 +31,7 @@ import ssl
 import time
 from asyncio import gather, sleep
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from json import dumps, loads
@@ -462,9 +462,16 @@ class NatsStore:
         """See `Store.forget`."""
         async with self._writer.use() as link:
             while True:
-                meta, _, known = await self._state(link, keys)
-                if await self._forget(link, meta, known.values()):
-                    return
+                state = await self._state(link, keys)
+                if not state.versions or await self._raise_floor(
+                    link, state.meta, state.versions.values()
+                ):
+                    break
+            deletions = (
+                self._ask(link, f"STREAM.MSG.DELETE.{self._stream}", seq=sequence, no_erase=True)
+                for _, sequence in state.versions.values()
+            )
+            await gather(*deletions)
 
     async def forget_unwritten(self, seconds: float) -> bool:
         """See `Store.forget_unwritten`. The server records the time of each message."""
@@ -477,30 +484,27 @@ class NatsStore:
             messages, _ = await self._get(
                 link, seq=1, batch=MAX_FORGOTTEN, next_by_subj=f"{self._keys}>"
             )
-            old = [
-                (version_of(message) or 0, sequence_of(message))
-                for message in messages
-                if time_of(message) <= horizon
-            ]
-            await self._forget(link, meta, old)
+            old = [message for message in messages if time_of(message) <= horizon]
+            if not old:
+                return False
+            if await self._raise_floor(
+                link, meta, [(version_of(message) or 0, sequence_of(message)) for message in old]
+            ):
+                # A key written meanwhile has a later number.
+                filter_ = {"filter": f"{self._keys}>", "seq": sequence_of(old[-1]) + 1}
+                await self._ask(link, f"STREAM.PURGE.{self._stream}", **filter_)
             return len(old) == MAX_FORGOTTEN
 
-    async def _forget(
-        self, link: NatsLink, meta: Meta, forgotten: Collection[tuple[int, int]]
+    async def _raise_floor(
+        self, link: NatsLink, meta: Meta, forgotten: Iterable[tuple[int, int]]
     ) -> bool:
-        """Raises the floor to the highest of these versions and sequence numbers, and deletes these
-        messages. Returns False if another process has changed the floor meanwhile."""
-        if forgotten:
-            versions, sequences = zip(*forgotten, strict=True)
-            later = meta._replace(
-                floor=max(meta.floor, *versions), forgotten=max(meta.forgotten, *sequences)
-            )
-            if await self._store_meta(link, later, meta.epoch) is None:
-                return False
-            # A key written meanwhile has another number.
-            verb = f"STREAM.MSG.DELETE.{self._stream}"
-            await gather(*(self._ask(link, verb, seq=each, no_erase=True) for each in sequences))
-        return True
+        """Raises the floor to the highest of these versions and sequence numbers. Returns False if
+        another process has changed the floor meanwhile."""
+        versions, sequences = zip(*forgotten, strict=True)
+        later = meta._replace(
+            floor=max(meta.floor, *versions), forgotten=max(meta.forgotten, *sequences)
+        )
+        return await self._store_meta(link, later, meta.epoch) is not None
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
