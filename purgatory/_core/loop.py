@@ -42,11 +42,10 @@ woken twice.
 
 import os
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from contextvars import Context
 from math import inf, nextafter
 from threading import RLock
@@ -152,15 +151,7 @@ class LoopBinding:
         Returns:
             `False` if there is no loop yet, or it is closed.
         """
-        if not self.is_bound or self.loop.is_closed():
-            return False
-        try:
-            self.loop.call_soon_threadsafe(function, *args, context=Context())
-        except RuntimeError:
-            if self.loop.is_closed():  # since a moment ago; any other reason is unexpected
-                return False
-            raise
-        return True
+        return self.is_bound and call_threadsafe(self.loop, function, *args)
 
     def _wrong_loop_reason(
         self, running: AbstractEventLoop | None, pending: int, threadsafe: str
@@ -190,14 +181,25 @@ class LoopBinding:
         return f"bound to {self.loop!r}, but {why}"
 
 
+def call_threadsafe(loop: AbstractEventLoop, function: Callable[..., object], *args: Any) -> bool:
+    """Schedules `function(*args)` on `loop`, in an empty context; from any thread, signal handler or
+    finalizer. False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *args, context=Context())
+    except RuntimeError:
+        if loop.is_closed():  # any other reason is unexpected
+            return False
+        raise
+    return True
+
+
 def call_on(loop: AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
     """Calls `function(*args)` on the thread of `loop`: now, or soon if a garbage collector closes
     a coroutine in another one. Without effect when the loop is closed."""
     if running_loop() is loop or events._get_running_loop() is loop:
         function(*args)
     else:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(function, *args, context=Context())
+        call_threadsafe(loop, function, *args)
 
 
 def report(loop: AbstractEventLoop, message: str, error: BaseException | None) -> None:
@@ -396,12 +398,12 @@ class LoopTimingWheel(LoopBinding):
 
 
 @fields
-class OwnWheel:
+class OwnWheel(ABC):
     """An object with a timing wheel of its own. It is bound to the running loop at first use. Once
     closed it refuses new entries, until it is entered again.
 
     Args:
-        what: what it is, for errors.
+        what: description of the object, for errors.
         tick, wheel_size: see `TimingWheel`.
     """
 

@@ -11,7 +11,6 @@ So a poll reads from the server directly, even if other middleware wraps `receiv
 from asyncio import CancelledError, get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from math import ceil, inf, isnan
 from random import random
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, Final, cast, final
 
 from purgatory import Observer, WrongLoop
 from purgatory._core.arguments import describe, seconds
-from purgatory._core.loop import running_loop
+from purgatory._core.loop import call_threadsafe, running_loop
 from purgatory._core.observers import observers_of
 from purgatory.asgi._open import (
     OpenPolls,
@@ -267,8 +266,7 @@ class LongPolls:
         """
         open_polls = self._open_polls
         if open_polls is not None:
-            with suppress(RuntimeError):  # its loop is closed
-                open_polls.loop.call_soon_threadsafe(open_polls.stop, self.grace)
+            call_threadsafe(open_polls.loop, open_polls.stop, self.grace)
 
     async def aclose(self) -> None:
         """Calls `stop`, and returns when no poll is open any more.
