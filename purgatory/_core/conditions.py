@@ -63,7 +63,7 @@ class Condition(DelayedOperation[T | None]):
     """Waits until a predicate is true; the result is its first true value.
 
     Attributes:
-        keys: what it watches.
+        keys: the watched keys.
         runs: the runs of an asynchronous predicate; None while the predicate is plain.
         value: the first true value, or None.
     """

@@ -19,7 +19,7 @@ there are few.
 
 A loop that was held up may call its timers before it reads its sockets. So ids that expired during
 a stall are looked at in three more iterations: uvloop reads after its timers, and a task that
-awaits a stream runs another iteration later. What was touched by then is still tracked.
+awaits a stream runs another iteration later. An id that was touched by then is still tracked.
 
 Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
 activity.

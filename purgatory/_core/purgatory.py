@@ -169,7 +169,7 @@ class Purgatory(Home, Generic[Op]):
 
         Returns:
             The number of operations completed by this call, and by checks that their hooks
-            requested; those of later iterations are not counted.
+            requested; later iterations are not counted.
 
         Cost: a dictionary look-up, and a call of `try_complete` for each operation that watches
             `key`.

@@ -57,7 +57,7 @@ def test_closed_relay_reopens_and_leaves_no_thread(url, prefix):
         time.sleep(0.01)
 
 
-def test_task_that_a_store_leaves_ends_with_the_loop(tmp_path):
+def test_task_left_by_a_store_ends_with_loop(tmp_path):
     store: Any = FailingStore(tmp_path)
     close, ended = store.close, []
 

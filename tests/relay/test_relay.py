@@ -330,7 +330,7 @@ async def test_unanswered_write_is_reported_as_perhaps_made(tmp_path):
             await relay.bump("a")
 
 
-async def test_own_probe_ends_the_time_limit_and_a_made_up_one_nothing(tmp_path):
+async def test_only_its_own_probe_ends_the_time_limit(tmp_path):
     store: Any = FailingStore(tmp_path, listen=[], send=[])
     async with Relay(store, timeout=TIMEOUT, resync=0.2) as relay:
         await until(lambda: store.calls["send"])
