@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from purgatory._core import logs
-from purgatory._core.arguments import describe, printable, require_limit
+from purgatory._core.arguments import printable, require_limit
 from purgatory._core.dispatcher import Dispatcher, dispatcher_of
 from purgatory._core.kernel import fields
 from purgatory._core.loop import (
@@ -102,8 +102,6 @@ class Home(ABC):
         max_pending: int | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        if getattr(self, "_pending", 0):
-            raise RuntimeError(f"cannot initialise {describe(self)} again: operations wait in it")
         require_limit("max_pending", max_pending)
         self.name = name
         self._max_pending = max_pending

@@ -13,7 +13,6 @@ after a `git pull` it may not fit the Python sources. Wheels contain no `_kernel
 """
 
 import os
-import sys
 import warnings
 from binascii import crc32
 from collections.abc import Callable
@@ -54,9 +53,6 @@ COMPILED: Final[bool] = _kernel is not None
 
 running_loop: Final[Callable[[], Any] | None] = getattr(_kernel, "running_loop", None)
 """`loop.running_loop`, or its twin in C where that is quicker."""
-
-PYPY: Final[bool] = sys.implementation.name == "pypy"
-"""Whether this is PyPy: its JIT needs no kernel, and other lines are slow there."""
 
 
 def compiled(function: F) -> F:

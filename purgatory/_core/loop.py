@@ -40,10 +40,9 @@ drains the deque, so an item that is too late to be drained schedules another. A
 woken twice.
 """
 
-import os
 import time
 from abc import ABC, abstractmethod
-from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, _set_running_loop, events
+from asyncio import AbstractEventLoop, BaseEventLoop, _get_running_loop, events
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
@@ -54,7 +53,7 @@ from typing import Any, Final, Self, TypeVar, final
 from purgatory._core import kernel
 from purgatory._core.arguments import describe
 from purgatory._core.errors import PurgatoryClosed, WrongLoop
-from purgatory._core.kernel import PYPY, constants, fields
+from purgatory._core.kernel import constants, fields
 from purgatory._core.wheel import DEFAULT_WHEEL_SIZE, Bucket, TimerEntry, TimingWheel
 
 Report = Callable[[str, BaseException | None], object]
@@ -67,17 +66,6 @@ loop."""
 running_loop: Callable[[], AbstractEventLoop | None] = kernel.running_loop or _get_running_loop
 """The loop that runs in this thread, or None. If trio-asyncio has replaced asyncio's function since,
 `bind` finds the right one."""
-if PYPY:
-    # Python's own asks the system for the process id at each call: 160 ns there, this one 6 ns.
-    _running: Final[Any] = getattr(events, "_running_loop")  # noqa: B009  # typeshed has none
-
-    def _pypy_running_loop() -> AbstractEventLoop | None:
-        return _running.loop_pid[0]  # type: ignore[no-any-return]
-
-    running_loop = _pypy_running_loop
-    # The loop runs in the parent alone; CPython compares the process id for that reason.
-    os.register_at_fork(after_in_child=lambda: _set_running_loop(None))
-
 constants(running_loop=_get_running_loop, LOOP_TIME=BaseEventLoop.time, TIME=time)
 
 MAX_PER_ITERATION: Final = 512

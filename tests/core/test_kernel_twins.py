@@ -149,27 +149,6 @@ def test_method_is_documented_function(cls: type, name: str, arguments: tuple[ob
     assert method.__doc__ and inspect.getdoc(method)
 
 
-# Initialised again
-
-
-async def expired(operation: Ready) -> str:
-    async with asyncio.timeout(5):
-        return await operation
-
-
-async def test_purgatory_cannot_be_initialised_while_operations_wait() -> None:
-    one: Purgatory[Ready] = Purgatory()
-    operation = Ready(0.01)
-    one.try_complete_else_watch(operation, ["a"])
-    with pytest.raises(RuntimeError, match="again: operations wait in it"):
-        one.__init__()  # type: ignore[misc]
-    assert await expired(operation) == "done"
-    one.__init__("other")  # type: ignore[misc]
-    again = Ready(0.01)
-    one.try_complete_else_watch(again, ["a"])
-    assert await expired(again) == "done" and one.name == "other"
-
-
 # Interrupted at first use
 
 
