@@ -31,8 +31,8 @@ backwards, and its epoch ends. The same holds for the position of each answer, t
 Deleting a row by hand publishes nothing, so each resync also reads some followed keys, in turn.
 
 A key is followed for a while after its last waiter has left: most callers wait again at once, with
-the version that they got, and need no read then. A hint to such a key, which would cause a read for
-nobody, drops it.
+the version that they got, and need no read then. A hint to such a key drops it, since no wait needs
+the read.
 
 A wait names the version its caller has seen. A read that began after the wait must find that
 version or a higher one. A lower version shows that `seen` is from another epoch; only this wait
@@ -174,7 +174,7 @@ class Follower:
         if not followed.waiters:
             self.idle[key] = self._age
             if self._version(followed) is None:
-                self._drop(key)  # it would be read for nobody
+                self._drop(key)  # no wait needs its read
             elif len(self.idle) > MAX_IDLE_KEYS:
                 self._drop(next(iter(self.idle)))
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-# The ARGV of each script begin with: channel, command to publish, name of a possible new epoch.
+# The ARGV of each script starts with: channel, command to publish, name of a possible new epoch.
 # KEYS: versions, order. Versions and positions are below 2^53, so they are exact as Lua's
 # numbers; but its tostring rounds them to 14 digits.
 BEGIN: Final = """

@@ -261,9 +261,9 @@ class Relay:
         Returns:
             The first version above `seen` that this process receives; at once if it exists already.
 
-        Cost: a read if the key has had no waiter in this process for a second, if `seen` is above its known
-        version, if this process knows another epoch than `epoch`, or if `timeout` is zero. Many
-        such calls at once share one read.
+        Cost: a read if the key has had no waiter in this process for a second, if `seen` is above
+        its known version, if this process knows another epoch than `epoch`, or if `timeout` is
+        zero. Many such calls at once share one read.
 
         Raises:
             OperationTimeout: a `TimeoutError`; no such version was received in time.
