@@ -167,6 +167,7 @@ def interrupt_binding(call: Callable[[], object], at: int) -> bool:
             raise KeyboardInterrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it at `settrace`
     sys.settrace(trace)
     try:
         call()
