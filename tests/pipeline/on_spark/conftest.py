@@ -37,9 +37,10 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark on two threads of this process."""
-    with spark_session("purgatory tests", "local[2]", SETTINGS) as session:
+    warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    with spark_session("purgatory tests", "local[2]", SETTINGS | warehouse) as session:
         yield session
 
 
