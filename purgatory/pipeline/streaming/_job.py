@@ -75,18 +75,6 @@ class Job:
     def run(self) -> int:
         """Decides until nothing is left or until it is asked to stop; returns the exit status."""
         options, spark = self.options, self.spark
-        if options.serve is None:
-            return self._run()
-        check_shards(spark, options.checkpoint, options.shards)
-        self.meter = meter_of(
-            options.checkpoint.rstrip("/").rpartition("/")[2], spark, options.checkpoint
-        )
-        with dashboard(self.meter, options.serve) as url:
-            print(f"look at {url}; metrics are at {url}metrics", flush=True)
-            return self._run()
-
-    def _run(self) -> int:
-        options, spark = self.options, self.spark
         if options.available_now and options.idle is not None:
             raise ValueError("with --available-now there is no --idle: the run ends with the rows")
         if options.out_topic:  # Spark would read uncommitted files as outcomes
@@ -96,6 +84,16 @@ class Job:
             _require_name("--signals", options.signals)
         check_shards(spark, options.checkpoint, options.shards)
         check_out(options.out, options.checkpoint, spark)
+        if options.serve is None:
+            return self._run()
+        name = options.checkpoint.rstrip("/").rpartition("/")[2]
+        self.meter = meter_of(name, spark, options.checkpoint)
+        with dashboard(self.meter, options.serve) as url:
+            print(f"look at {url}; metrics are at {url}metrics", flush=True)
+            return self._run()
+
+    def _run(self) -> int:
+        options, spark = self.options, self.spark
         operations = self._read(options.operations, OPERATIONS)
         signals = self._read(options.signals, SIGNALS)
         decided = outcomes(
