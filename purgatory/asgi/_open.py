@@ -57,6 +57,8 @@ except ImportError:  # on Windows
 
 MAX_STOPS_PER_ITERATION: Final = 512
 
+REPLACED: Final = "a newer poll of this client has replaced it"
+
 
 def open_files_limit() -> int | None:
     """How many files, sockets among them, this process may have open; `None` if any number."""
@@ -150,7 +152,7 @@ class OpenPolls:
                 return f"max_per_client ({max_per_client}) polls of this client are open already"
             oldest = next(iter(of_client))
             self.unregister(oldest)
-            oldest.on_replaced("a newer poll of this client has replaced it")
+            oldest.on_replaced(REPLACED)
         if len(self.polls) >= max_open:
             return f"max_open ({max_open}) polls are open already"
         if of_client is not None:

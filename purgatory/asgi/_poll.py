@@ -25,7 +25,7 @@ that is not the timeout's passes through.
 The time that a client requests starts with the first wait of its request; all its waits share it.
 """
 
-from asyncio import CancelledError, get_running_loop
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from functools import partial
 from inspect import isawaitable
@@ -43,7 +43,7 @@ from purgatory import (
     timeout_at,
 )
 from purgatory._core.arguments import describe
-from purgatory.asgi._open import OpenPolls, Stoppable
+from purgatory.asgi._open import REPLACED, OpenPolls, Stoppable
 from purgatory.asgi._outcome import Ending, Outcome, PollNotifier, framework_of, outcome_of
 from purgatory.asgi._request import Client, Scope
 from purgatory.asgi._targets import AwaitableTarget, OperationTarget, PredicateTarget, Target
@@ -228,10 +228,10 @@ class Poll:
             purgatory: where to wait.
             predicate: is not called any more once the client has left or the server stops.
             keys: their checks call it again.
-            give_back: for a predicate that removes the value it returns. If the client leaves or
-                the task is cancelled before the value is returned, `give_back` is called with it
-                and the keys are checked: the outcome is `GONE`, and the next waiter gets the value.
-                Without `give_back` the value is lost.
+            give_back: for a predicate that removes the value it returns. If the client has left,
+                the task is cancelled or the wait has ended before the value is returned,
+                `give_back` is called with it and the keys are checked, so that the next waiter gets
+                the value. Without `give_back` the value is lost.
             kind: name of this wait in metrics and journals; by default as in
                 `Purgatory.wait_for`.
 
@@ -422,24 +422,19 @@ class Poll:
                     raise
                 if self._ending is Ending.GONE and self._client.error is not None:
                     raise self._client.error from None
-                ending, reason, found = (
-                    self._ending or Ending.DEADLINE,
-                    self._reason,
-                    target.late_value(),
-                )
-                if found is not None:
+                ending, reason = self._ending or Ending.DEADLINE, self._reason
+                if (found := target.late_value()) is not None:
                     ending, [value] = Ending.SATISFIED, found
                 del error
             if self._client.disconnected and ending is Ending.SATISFIED and target.give_back():
                 ending, value = Ending.GONE, None
-        except CancelledError:
-            target.give_back()
-            raise
         except Exception as error:
             ending = None if error is self._client.error else target.ending(error)
             if ending is None:
                 raise
         finally:
+            if ending is not Ending.SATISFIED:
+                target.give_back()
             self._limit = self._ending = None
             self._leave()
             if notifier is not None:
@@ -468,6 +463,8 @@ class Poll:
                 raise
         elif self._registration.has_stopped:
             return self._outcome(Ending.STOPPING)
+        elif self not in self._registration.polls:
+            return self._outcome(Ending.REFUSED, reason=REPLACED)
         # The listener is not notified of earlier events, including events during this call.
         if client.error is not None or client.disconnected:
             self._leave()

@@ -14,6 +14,7 @@ scope of anyio would cancel again in each iteration of the loop.
 
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, Generic, Protocol, TypeVar, final
 
@@ -25,6 +26,7 @@ from purgatory import (
     Purgatory,
     PurgatoryClosed,
     PurgatoryFull,
+    WrongLoop,
 )
 from purgatory._core.arguments import describe
 from purgatory.asgi._outcome import Ending
@@ -189,8 +191,9 @@ class PredicateTarget(Target[Any]):
             get_running_loop().call_exception_handler(
                 {"message": f"give_back {describe(self._give_back)} raised", "exception": error}
             )
-        for key in self._keys:  # for the next waiter
-            self._purgatory.check_and_complete(key)
+        with suppress(WrongLoop):  # after its loop, the coroutine is only being closed
+            for key in self._keys:  # for the next waiter
+                self._purgatory.check_and_complete(key)
         return True
 
 

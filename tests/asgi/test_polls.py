@@ -236,6 +236,36 @@ async def test_value_of_ended_wait_goes_to_next(actions, given_back, kept, give_
     assert service.requests[0].task.cancelled() is ("cancel" in actions)
 
 
+@on_virtual_time
+@pytest.mark.parametrize("end", ["cancel_for_key", "fail", "aclose", "deadline"])
+async def test_value_that_comes_after_the_end_is_given_back(end):
+    """An asynchronous predicate has it when the wait has ended otherwise."""
+    service, pool, ready = Service(), ["job"], asyncio.Event()
+
+    async def take() -> str:
+        if end == "deadline":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        await ready.wait()
+        return pool.pop()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        await poll.wait_for(service.purgatory, take, ["key"], give_back=pool.append)
+
+    service.answer = answer  # type: ignore[method-assign]
+    request = Request(service.app, b"wait=5")
+    await iterations(20)
+    ready.set()
+    if end == "aclose":
+        await service.purgatory.aclose()
+    elif end != "deadline":
+        error = [KeyError("x")] if end == "fail" else []
+        getattr(service.purgatory, end)("key", *error)
+    await asyncio.wait([request.task])
+    assert pool == ["job"]
+
+
 async def test_raising_give_back_is_reported(reports):
     service = Tokens(raiser(ZeroDivisionError()))
     await iterations(20)
@@ -571,6 +601,26 @@ async def test_newest_poll_of_a_client_replaces_its_oldest(max_open):
     service.check_nothing_is_left()
     with pytest.raises(ValueError, match="replace_oldest needs max_per_client, which is None"):
         LongPolls(replace_oldest=True)
+
+
+@on_virtual_time
+async def test_held_poll_that_is_replaced_between_waits_is_refused():
+    service = Service(max_per_client=1, replace_oldest=True)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope, wait=5)
+        poll.hold()
+        await asyncio.sleep(0.5)
+        outcome = await poll.wait_for(service.purgatory, lambda: None, ["key"])
+        service.outcomes.append((now(), outcome.ending, outcome.reason))
+
+    service.answer = answer  # type: ignore[method-assign]
+    requests = [Request(service.app)]
+    await asyncio.sleep(0.1)
+    requests.append(Request(service.app))
+    await asyncio.wait([each.task for each in requests])
+    replaced = (0.5, Ending.REFUSED, "a newer poll of this client has replaced it")
+    assert service.outcomes == [replaced, (5.6, Ending.DEADLINE, "")]
 
 
 @on_virtual_time
