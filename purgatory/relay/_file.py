@@ -505,7 +505,8 @@ class FileStore:
                         on_message(bytes(buffer[:size]))
 
             try:
-                receiver.bind(self._sockets.path(name))
+                with self._sockets.address(name) as address:
+                    receiver.bind(address)
                 query = "INSERT INTO listeners VALUES (?)"
                 await self._transact(
                     "BEGIN IMMEDIATE", lambda database: database.execute(query, (name,))

@@ -5,8 +5,8 @@ import re
 import sys
 from asyncio import TimerHandle, get_running_loop
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from errno import EMSGSIZE
 from os import O_RDONLY, close, fchmod, fsencode
 from os import open as open_file
@@ -37,8 +37,6 @@ class SocketFolder:
     def __init__(self, folder: Path, on_gone: Callable[[str], None]) -> None:
         self._folder, self._on_gone = folder, on_gone
         self._sender: socket | None = None
-        self._descriptor: int | None = None
-        """File descriptor of the folder, opened if its path is too long for a socket address."""
         self._queues: dict[str, deque[bytes]] = {}
         """Full sockets -> messages queued for them."""
         self._flush_timer: TimerHandle | None = None
@@ -53,9 +51,6 @@ class SocketFolder:
             self._flush_timer.cancel()
         if self._sender is not None:
             self._sender.close()
-        if self._descriptor is not None:
-            close(self._descriptor)
-            self._descriptor = None
 
     def send(self, name: str, payload: bytes) -> None:
         """Sends a message, or queues it while the socket is full. Above `MAX_QUEUED` the oldest are
@@ -73,7 +68,8 @@ class SocketFolder:
         """Sends a message; on an error, drops it. Returns False if the socket is full."""
         assert self._sender is not None
         try:
-            self._sender.sendto(payload, self.path(name))
+            with self.address(name) as address:
+                self._sender.sendto(payload, address)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -120,24 +116,28 @@ class SocketFolder:
         with suppress(OSError), datagram_socket() as probe:
             if S_ISSOCK(path.lstat().st_mode):
                 try:
-                    probe.connect(self.path(path.name))
+                    with self.address(path.name) as address:
+                        probe.connect(address)
                 except ConnectionRefusedError:
                     return True
                 return False
         return None
 
-    def path(self, name: str) -> str:
-        """The path of a socket, shortened through a descriptor of the folder if it is too long."""
+    @contextmanager
+    def address(self, name: str) -> Iterator[str]:
+        """The path of a socket; if it is too long, through a descriptor of the folder, which may be
+        another one the next time."""
         path = str(self._folder / name)
         if len(fsencode(path)) <= MAX_SOCKET_PATH:
-            return path
-        if self._descriptor is None:
-            if not Path("/proc/self/fd").is_dir():
-                raise OSError(
-                    f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes"
-                )
-            self._descriptor = open_file(self._folder, O_RDONLY)
-        return f"/proc/self/fd/{self._descriptor}/{name}"
+            yield path
+            return
+        if not Path("/proc/self/fd").is_dir():
+            raise OSError(f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes")
+        folder = open_file(self._folder, O_RDONLY)
+        try:
+            yield f"/proc/self/fd/{folder}/{name}"
+        finally:
+            close(folder)
 
 
 def datagram_socket() -> socket:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from helpers import until
 from relay_waits import pair, refused, started
 from servers import TIMEOUT
 
@@ -165,7 +167,7 @@ async def test_missing_right_to_write_is_named(sticky, part):
 
 
 async def test_files_are_private_below_a_long_path(tmp_path):
-    """The path is longer than that of a socket may be."""
+    """The path is longer than that of a socket may be. Another folder takes its place."""
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     before = os.umask(0)
     try:
@@ -174,6 +176,12 @@ async def test_files_are_private_below_a_long_path(tmp_path):
             assert await there.bump("a") == await waiting == 1
             assert [path for path in folder.iterdir() if path.stat().st_mode & 0o007] == []
             assert folder.stat().st_mode & 0o077 == 0
+            folder.rename(tmp_path / "before")
+            shutil.rmtree(tmp_path / "before")
+            version = await there.bump("a")
+            await until(lambda: here.statistics().is_connected and here.statistics().epochs == 2)
+            waiting = await started(here, "a", version)
+            assert await there.bump("a") == await waiting == version + 1
     finally:
         os.umask(before)
 
