@@ -175,8 +175,8 @@ class StoreClient:
                 return await call.answer
         except TimeoutError:
             cause = calls.last_error
-            is_perhaps_made = call is not None and calls.is_perhaps_made(call)
-            if call is not None and call.is_locked:
+            is_perhaps_made = call is None or calls.is_perhaps_made(call)
+            if cause is None and call is not None and call.is_locked:
                 reason = f"another transaction holds it locked at {self.store.address}"
             else:
                 reason = f"{self.store.address} gave no answer within {self.timeout} s"

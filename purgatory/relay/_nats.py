@@ -525,10 +525,17 @@ class NatsStore:
         """See `StoreWithDeliveries.settle`."""
         refuse_connection(self, connection)
         async with self._writer.use() as link:
-            answers = await gather(*(self._settle(link, delivery) for delivery in deliveries))
+            answers = await gather(
+                *(self._settle(link, delivery) for delivery in deliveries), return_exceptions=True
+            )
+            errors = [answer for answer in answers if isinstance(answer, BaseException)]
+            lost = [error for error in errors if not isinstance(error, NotWritten)]
+            if lost or len(errors) == len(answers):
+                raise [*lost, *errors][0]
         return {
-            delivery.key: is_settled
-            for delivery, is_settled in zip(deliveries, answers, strict=True)
+            delivery.key: answer
+            for delivery, answer in zip(deliveries, answers, strict=True)
+            if not isinstance(answer, BaseException)
         }
 
     async def _settle(self, link: NatsLink, delivery: Delivery) -> bool:

@@ -515,8 +515,9 @@ async def leaving_out_locked(
     connection: Any, items: Sequence[T], write: Callable[[Sequence[T]], Awaitable[R]]
 ) -> list[R]:
     """Writes items, and returns the results. If other transactions hold some locked, writes halves,
-    to leave these out; then statements wait for a shorter time, since some are known to be locked.
-    After an error nothing is reset, because the error ends the connection."""
+    to leave these out; then statements wait for a shorter time, since some are known to be locked. What
+    fails after others were written is left out, too. After an error nothing is reset, because the
+    error ends the connection."""
     with suppress(asyncpg.LockNotAvailableError):
         return [await write(items)]
     await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
@@ -530,5 +531,8 @@ async def leaving_out_locked(
                 results.append(await write(half))
             except asyncpg.LockNotAvailableError:
                 parts.append(half)
+            except asyncpg.PostgresError:
+                if not results:
+                    raise
     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
     return results

@@ -101,8 +101,8 @@ class Store(Protocol):
         """Makes these changes, at most one for each key, atomically, publishes them, and returns
         them as a message. A missing key starts at the floor.
 
-        A write may leave out keys that other transactions hold locked: a change of a key that is
-        missing from the message was not made.
+        A write may leave out keys, such as those that other transactions hold locked: a change of
+        a key that is missing from the message was not made, and is tried again by itself.
 
         Args:
             changes: at most 100 changes. Without any, checks whether the store accepts writes.
@@ -162,8 +162,8 @@ class StoreWithDeliveries(Store, Protocol):
             connection: as in `write`.
 
         Returns:
-            For each key, whether it has the value of this delivery. Keys that other transactions
-            hold locked are left out, and were not settled.
+            For each key, whether it has the value of this delivery. Keys that are left out, such as
+            those that other transactions hold locked, were not settled.
 
         Raises:
             TypeError, NotWritten: as in `write`. After any other `RelayUnavailable` the keys may

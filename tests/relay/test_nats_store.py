@@ -69,6 +69,18 @@ async def test_values_beyond_servers_limit_are_refused(server):
             await relay.deliver("b", bytes(2_000_000), ttl=TIMEOUT)
 
 
+async def test_refused_delivery_stops_no_other(server):
+    prefix = f"test{next(prefixes)}"
+    limited = {**NatsStore(server.url, prefix)._settled_config, "max_bytes": 5_000}
+    assert "error" not in await ask(server, f"STREAM.CREATE.{prefix}_settled", **limited)
+    async with Relay(server.url, prefix=prefix, timeout=2.0) as relay:
+        sizes = {"small": 4, "big": 20_000, "other": 4}
+        delivering = (relay.deliver(key, bytes(sizes[key]), ttl=TIMEOUT) for key in sizes)
+        answers = await asyncio.gather(*delivering, return_exceptions=True)
+        assert answers[::2] == [True, True]
+        assert "maximum bytes exceeded" in str(answers[1]) and "perhaps" not in str(answers[1])
+
+
 async def test_write_on_deleted_stream_is_retried_on_next(server):
     prefix = f"test{next(prefixes)}"
     store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)

@@ -243,6 +243,56 @@ async def test_unsafe_transaction_of_the_caller_is_refused(postgres, level):
             assert await here.bump("a", connection=connection) == 1
 
 
+@pytest.mark.parametrize("error", [asyncpg.InsufficientPrivilegeError, asyncpg.DiskFullError])
+async def test_failure_after_half_of_a_write_is_of_the_rest(postgres, monkeypatch, error):
+    """A locked key has the write divided: what has been committed is not written twice."""
+    keys = ["a", "b", "locked", "z"]
+    async with opened(postgres.url, timeout=1.0) as here, connected(postgres.url) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await here.bump("locked", connection=connection)
+        write, written = PostgresStore._write, 0
+
+        async def failing(store: Any, own: Any, changes: Any) -> Any:
+            nonlocal written
+            if written:
+                raise error("cannot write")
+            result = await write(store, own, changes)
+            written += len(changes)
+            return result
+
+        monkeypatch.setattr(PostgresStore, "_write", failing)
+        answers = await asyncio.gather(*map(here.bump, keys), return_exceptions=True)
+        monkeypatch.undo()
+        await transaction.rollback()
+        made = [await here.version(key) for key in keys]
+        assert 0 < written == sum(made) and max(made) == 1
+        for answer, version in zip(answers, made, strict=True):
+            assert answer == 1 if version else isinstance(answer, RelayUnavailable)
+            assert error is asyncpg.DiskFullError or "perhaps" not in str(answer)
+
+
+async def test_late_answer_in_a_transaction_is_perhaps_written(postgres):
+    class Late:
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._connection, name)
+
+        async def fetch(self, *words: Any) -> None:
+            await self._connection.fetch(*words)
+            await asyncio.sleep(TIMEOUT)
+
+    async with opened(postgres.url, timeout=1.0) as here, connected(postgres.url) as connection:
+        async with connection.transaction():
+            with pytest.raises(RelayUnavailable, match=r"perhaps written$"):
+                await here.bump("a", connection=Late(connection))
+            with pytest.raises(RelayUnavailable, match=r"perhaps delivered$"):
+                await here.deliver("a", b"", ttl=TIMEOUT, connection=Late(connection))
+        assert await here.version("a") == 1
+
+
 async def test_delivery_in_a_transaction_counts_when_committed(postgres, prefix):
     async with (
         connected(postgres.url) as connection,
