@@ -433,12 +433,12 @@ class Poll:
             if ending is None:
                 raise
         finally:
-            if ending is not Ending.SATISFIED:
-                target.give_back()
             self._limit = self._ending = None
             self._leave()
             if notifier is not None:
                 notifier.notify_ended(self, seconds, started_at, ending, exception())
+            if ending is not Ending.SATISFIED:  # last: it is the user's code
+                target.give_back()
         assert ending is not None
         return self._outcome(ending, value, reason)
 
