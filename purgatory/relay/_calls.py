@@ -55,7 +55,7 @@ class Call:
         self.is_bump = isinstance(request, Change) and request.increment == 1
         """Whether it must not be sent twice."""
         self.is_locked = False
-        """Whether another transaction holds the key locked."""
+        """Whether the store left it out, such as for a transaction that holds the key locked."""
         self.is_perhaps_made = False
         """Whether an answer was lost."""
 
@@ -75,7 +75,8 @@ class Calls:
 
     Args:
         name: name of its task.
-        send: makes one request for each key. Returns the answers; locked keys are missing.
+        send: makes one request for each key. Returns the answers; keys that the store left out are
+            missing.
         max_failures: number of failures after which the pauses grow no longer.
     """
 

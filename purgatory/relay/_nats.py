@@ -531,7 +531,7 @@ class NatsStore:
             errors = [answer for answer in answers if isinstance(answer, BaseException)]
             lost = [error for error in errors if not isinstance(error, NotWritten)]
             if lost or len(errors) == len(answers):
-                raise [*lost, *errors][0]
+                raise (lost or errors)[0]
         return {
             delivery.key: answer
             for delivery, answer in zip(deliveries, answers, strict=True)

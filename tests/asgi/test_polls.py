@@ -238,7 +238,7 @@ async def test_value_of_ended_wait_goes_to_next(actions, given_back, kept, give_
 
 @on_virtual_time
 @pytest.mark.parametrize("end", ["cancel_for_key", "fail", "aclose", "deadline"])
-async def test_value_that_comes_after_the_end_is_given_back(end):
+async def test_late_value_is_given_back(end):
     """An asynchronous predicate has it when the wait has ended otherwise."""
     service, pool, ready = Service(), ["job"], asyncio.Event()
 
@@ -604,7 +604,7 @@ async def test_newest_poll_of_a_client_replaces_its_oldest(max_open):
 
 
 @on_virtual_time
-async def test_held_poll_that_is_replaced_between_waits_is_refused():
+async def test_held_poll_replaced_between_waits_is_refused():
     service = Service(max_per_client=1, replace_oldest=True)
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:

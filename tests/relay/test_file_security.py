@@ -167,7 +167,7 @@ async def test_missing_right_to_write_is_named(sticky, part):
 
 
 async def test_files_are_private_below_a_long_path(tmp_path):
-    """The path is longer than that of a socket may be. Another folder takes its place."""
+    """The path is too long for a socket. Another folder takes its place."""
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     before = os.umask(0)
     try:

@@ -244,8 +244,8 @@ async def test_unsafe_transaction_of_the_caller_is_refused(postgres, level):
 
 
 @pytest.mark.parametrize("error", [asyncpg.InsufficientPrivilegeError, asyncpg.DiskFullError])
-async def test_failure_after_half_of_a_write_is_of_the_rest(postgres, monkeypatch, error):
-    """A locked key has the write divided: what has been committed is not written twice."""
+async def test_half_a_write_outlives_failure_of_the_rest(postgres, monkeypatch, error):
+    """A locked key has the write divided: committed changes are not written twice."""
     keys = ["a", "b", "locked", "z"]
     async with opened(postgres.url, timeout=1.0) as here, connected(postgres.url) as connection:
         transaction = connection.transaction()

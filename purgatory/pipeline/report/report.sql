@@ -85,7 +85,7 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
       'dropped, lost, rejected, unreadable or too old to keep', coalesce(sum(ids - operations), 0)
       FROM runs
   UNION ALL SELECT 9, 'operations', 'ids missing',
-      'the last of a run that was killed, goes on, or could not write them',
+      'the last of a run that was killed, is in progress, or could not write them',
     coalesce(sum(greatest(t.ended - coalesce(ids, 0), 0)), 0)
         FROM tallies t LEFT JOIN runs r ON t.run_id = r.run_id
 )
